@@ -1,0 +1,1 @@
+"""A radix-cached LLM engine for CPU and GPU."""

@@ -1,0 +1,36 @@
+"""What the engine needs of a grammar, and nothing more: any object with these methods constrains a row."""
+
+from typing import Protocol
+
+import numpy as np
+
+
+class GrammarState(Protocol):
+    """Where one answer stands in its grammar. Not shared between rows."""
+
+    @property
+    def may_stop(self) -> bool:
+        """True when the text so far is a complete answer: the engine then also allows its stop ids."""
+
+    @property
+    def must_stop(self) -> bool:
+        """True when the answer is complete and no token may follow: the engine ends the row without a forward pass."""
+
+    def write_mask(self, words: np.ndarray) -> None:
+        """Write the tokens allowed next into `words`, one bit a token id, least significant bit first.
+
+        `words` is int32 of shape [ceil(vocabulary_size / 32)], overwritten whole. Stop ids are never set here.
+        """
+
+    def advance(self, token_id: int) -> None:
+        """Accept one token. Raises ValueError, with the state unchanged, if it is not allowed here."""
+
+    def roll_back(self, tokens: int) -> None:
+        """Take back the last `tokens` accepted tokens."""
+
+
+class Grammar(Protocol):
+    """A compiled grammar, shared by every row that uses it."""
+
+    def start(self) -> GrammarState:
+        """A new state at the beginning of an answer."""

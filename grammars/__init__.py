@@ -1,0 +1,1 @@
+"""JSON Schema to the tokens that may come next."""

@@ -1,0 +1,1 @@
+"""A batch job: Parquet to plan to run to DuckDB."""
