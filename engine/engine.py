@@ -1,0 +1,258 @@
+"""The engine: requests in plan order go in, completions come out, every shared prefix is computed once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from engine.attention_cpu import CpuAttention
+from engine.attention_reference import ReferenceAttention
+from engine.errors import ModelError
+from engine.kv_cache import KVCache, page_bytes
+from engine.page_pool import PagePool
+from engine.prefix_order import depth_first_order
+from engine.radix_cache import Node, RadixCache
+from engine.request import Completion, FinishReason, Request
+from engine.runner import Model, Runner
+from engine.sampler import mask_words, sample
+from engine.scheduler import Scheduler
+from engine.sequence import Sequence as RunningSequence
+from engine.step import Step
+
+if TYPE_CHECKING:
+    from engine.model_config import ModelConfig
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """How the engine runs. Every optimisation has a switch, so that its gain can be shown and the plain path kept."""
+
+    kv_pages: int
+    page_size: int = 16
+    step_tokens: int = 1024
+    max_rows: int = 64
+    reserved_output: float = (
+        1.0  # share of max_tokens for which pages are taken at admission; below 1 rows may be preempted
+    )
+    reuse: bool = True  # share computed prefixes between requests
+    share_prefixes: bool = True  # rows with common pages read them as one attention item
+    attention: str = "fast"  # "fast" or "reference"
+
+
+@dataclass
+class EngineStatistics:
+    """Counts since the engine was made. Pages at peak are those held by anyone, evictable ones included."""
+
+    steps: int = 0
+    step_rows: int = 0  # query rows over all steps
+    decoding_rows: int = 0  # of which predicted a token after the first
+    work_items: int = 0
+    shared_items: int = 0  # of which served several sequences at once
+    peak_pages: int = 0
+    preemptions: int = 0
+    prefill_seconds: float = 0.0  # steps that computed any prompt token
+    decode_seconds: float = 0.0  # steps that did not
+
+
+class Engine:
+    """Runs requests over one model. Not thread-safe; torch's inference mode is its own business."""
+
+    def __init__(
+        self, model: Model, config: ModelConfig, settings: EngineSettings, stop_token_ids: Iterable[int], *,
+        dtype: torch.dtype = torch.float32, device: str = "cpu",
+    ) -> None:  # fmt: skip
+        self.config = config
+        self.settings = settings
+        self.statistics = EngineStatistics()
+        self._stop_token_ids = sorted(set(stop_token_ids))
+        self.cache = RadixCache(PagePool(settings.kv_pages), settings.page_size)
+        self._scheduler = Scheduler(
+            self.cache,
+            step_tokens=settings.step_tokens,
+            max_rows=settings.max_rows,
+            reserved_output=settings.reserved_output,
+        )
+        kv_cache = KVCache(
+            layers=config.layers,
+            kv_heads=config.kv_heads,
+            head_size=config.head_size,
+            pages=settings.kv_pages,
+            page_size=settings.page_size,
+            dtype=dtype,
+            device=device,
+        )
+        backends = {"fast": CpuAttention, "reference": ReferenceAttention}
+        if settings.attention not in backends:
+            raise ModelError(f"engine.attention is {settings.attention!r}; it must be one of {', '.join(backends)}.")
+        attention = backends[settings.attention](
+            scale=config.attention_scale, windows=config.windows, page_size=settings.page_size
+        )
+        self._runner = Runner(model, kv_cache, attention, share_prefixes=settings.share_prefixes)
+        self._stored_hidden: dict[Node, torch.Tensor] = {}  # at the end of prompts that wait to be answered again
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request is running or waiting."""
+        return bool(self._scheduler.running or self._scheduler.waiting)
+
+    def submit(self, requests: Sequence[Request]) -> list[Completion]:
+        """Plan requests, in this order. Returns the completions of those that can never run."""
+        rejected = []
+        for request in requests:
+            max_output_tokens = min(request.sampling.max_tokens, self.config.context_length - len(request.prompt))
+            error = self._reason_not_to_run(request, max_output_tokens)
+            if error is not None:
+                rejected.append(
+                    Completion(request.request_id, FinishReason.TOO_LONG, [], len(request.prompt), error=error)
+                )
+                continue
+            plan = self.cache.plan if self.settings.reuse else self.cache.plan_alone
+            prompt = np.ascontiguousarray(request.prompt, dtype=np.int32)
+            self._scheduler.add(RunningSequence(replace(request, prompt=prompt), plan(prompt), max_output_tokens))
+        return rejected
+
+    def run(self, requests: Sequence[Request], *, sort: bool = True) -> list[Completion]:
+        """Answer all requests; completions in the order of `requests`. With `sort`, sharers stand together."""
+        order = depth_first_order([request.prompt for request in requests]) if sort else range(len(requests))
+        place = {request.request_id: index for index, request in enumerate(requests)}
+        assert len(place) == len(requests), "request ids must be distinct"
+        completions = self.submit([requests[index] for index in order])
+        while self.has_work:
+            completions += self.step()
+        return sorted(completions, key=lambda completion: place[completion.request_id])
+
+    @torch.inference_mode()
+    def step(self) -> list[Completion]:
+        """Run one forward step; returns the requests that it ended."""
+        started = time.monotonic()
+        step = self._scheduler.next_step()
+        assert step is not None or not self.has_work, "the scheduler is stuck"
+        if step is None:
+            return []
+        hidden = self._hidden_of(step)
+        sequences = [*step.sampled, *step.resumed]
+        completions = self._draw_tokens(sequences, hidden) if sequences else []
+        for leaf in [leaf for leaf in self._stored_hidden if not self._scheduler.stored_end_is_needed(leaf)]:
+            del self._stored_hidden[leaf]
+        self._count(step, time.monotonic() - started)
+        return completions
+
+    def abort(self) -> list[int]:
+        """Drop all running and waiting requests; returns their ids. What is ready stays in the cache."""
+        self._stored_hidden.clear()
+        return [sequence.request.request_id for sequence in self._scheduler.abort()]
+
+    def check(self) -> None:
+        """AssertionError if a counter of cache or pool is off: for tests, and after every job."""
+        self.cache.check([sequence.private_pages for sequence in self._scheduler.running])
+        counts = self.cache.page_counts()
+        assert counts.free + counts.cached + counts.in_use == counts.total
+        if not self.has_work:
+            assert counts.in_use == 0, "pages are in use although nothing runs"
+            assert all(node.planned == 0 and node.locks == 0 for node in self.cache.nodes())
+
+    def _reason_not_to_run(self, request: Request, max_output_tokens: int) -> str | None:
+        prompt_tokens, context = len(request.prompt), self.config.context_length
+        if prompt_tokens + request.shortest_answer_tokens > context:
+            return (
+                f"The prompt has {prompt_tokens} tokens and its shortest answer {request.shortest_answer_tokens}, but "
+                f"the model's context is {context}; shorten the document or choose a model with a longer context."
+            )
+        needed = -(-(prompt_tokens + max_output_tokens - 1) // self.settings.page_size)
+        if needed > self.settings.kv_pages:
+            return (
+                f"The prompt has {prompt_tokens} tokens and its answer up to {max_output_tokens}, which need {needed} "
+                f"KV pages, but there are {self.settings.kv_pages}; raise engine.kv_memory or lower max_tokens."
+            )
+        return None
+
+    def _hidden_of(self, step: Step) -> torch.Tensor:
+        parts = []
+        if len(step.token_ids):
+            hidden, items = self._runner.forward(step)
+            parts.append(hidden)
+            self.statistics.work_items += len(items)
+            self.statistics.shared_items += sum(item.first_position is None for item in items)
+            for index, sequence in enumerate(step.sampled):
+                if not sequence.output and self._scheduler.must_store_end(sequence):
+                    self._stored_hidden[sequence.leaf] = hidden[index].clone()
+                    self._scheduler.end_was_stored(sequence.leaf)
+        if step.resumed:
+            parts.append(torch.stack([self._stored_hidden[sequence.leaf] for sequence in step.resumed]))
+        return torch.cat(parts)
+
+    def _draw_tokens(self, sequences: Sequence[RunningSequence], hidden: torch.Tensor) -> list[Completion]:
+        logits = self._runner.model.logits(hidden)
+        masks = self._masks(sequences, logits.shape[1])
+        self.statistics.decoding_rows += sum(1 for sequence in sequences if sequence.output)
+        completions = []
+        stuck = set()
+        if masks is not None:
+            allowed = np.bitwise_count(masks).sum(axis=1)
+            for row, sequence in enumerate(sequences):
+                if allowed[row] == 0:
+                    stuck.add(row)
+                elif allowed[row] == 1:
+                    sequence.forced_tokens += 1
+        tokens = sample(
+            logits,
+            masks,
+            [sequence.request.sampling for sequence in sequences],
+            [len(sequence.output) for sequence in sequences],
+        )
+        now = time.monotonic()
+        for row, (sequence, token) in enumerate(zip(sequences, tokens, strict=True)):
+            reason = FinishReason.NO_TOKEN if row in stuck else self._accept(sequence, token)
+            if sequence.first_token_at is None:
+                sequence.first_token_at = now
+            if reason is not None:
+                completions.append(sequence.completion(reason, now))
+                self._scheduler.finish(sequence)
+        return completions
+
+    def _masks(self, sequences: Sequence[RunningSequence], vocabulary_size: int) -> np.ndarray | None:
+        if all(sequence.grammar is None for sequence in sequences):
+            return None
+        masks = np.full((len(sequences), mask_words(vocabulary_size)), -1, dtype=np.int32)
+        for row, sequence in enumerate(sequences):
+            if sequence.grammar is None:
+                continue
+            sequence.grammar.write_mask(masks[row])
+            if sequence.grammar.may_stop:
+                for token_id in self._stop_token_ids:
+                    masks[row].view(np.uint8)[token_id // 8] |= 1 << token_id % 8
+        return masks
+
+    def _accept(self, sequence: RunningSequence, token: int) -> FinishReason | None:
+        if token in self._stop_token_ids:
+            return FinishReason.STOP
+        sequence.output.append(token)
+        if sequence.grammar is not None:
+            sequence.grammar.advance(token)
+            if sequence.grammar.must_stop:
+                return FinishReason.STOP
+        return FinishReason.LENGTH if len(sequence.output) >= sequence.max_output_tokens else None
+
+    def _count(self, step: Step, seconds: float) -> None:
+        statistics = self.statistics
+        statistics.steps += 1
+        statistics.step_rows += len(step.token_ids)
+        statistics.peak_pages = max(statistics.peak_pages, self.cache.pool.total - self.cache.pool.free)
+        statistics.preemptions = self._scheduler.preemptions
+        if len(step.token_ids) > len(step.sampled):
+            statistics.prefill_seconds += seconds
+        else:
+            statistics.decode_seconds += seconds
+
+
+def pages_in(kv_bytes: int, config: ModelConfig, page_size: int, dtype: torch.dtype) -> int:
+    """How many whole pages of KV fit into `kv_bytes`, the null page included in the bytes but not in the count."""
+    bytes_per_page = page_bytes(
+        layers=config.layers, kv_heads=config.kv_heads, head_size=config.head_size, page_size=page_size, dtype=dtype
+    )
+    return kv_bytes // bytes_per_page - 1

@@ -1,0 +1,58 @@
+"""What goes into the engine and what comes out: a request and its completion."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+
+from engine.grammar import Grammar
+
+
+class FinishReason(StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"  # a stop id, or an answer to which the grammar allows no more
+    LENGTH = "length"  # cut by max_tokens or by the model's context
+    TOO_LONG = "too_long"  # never ran: it fits neither the context nor the KV memory
+    NO_TOKEN = "no_token"  # the grammar allowed no token: a fault of the grammar
+
+
+@dataclass(frozen=True)
+class SamplingParameters:
+    """How tokens are drawn. Temperature 0 takes the most likely one; `seed` belongs to this request alone."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: all tokens
+    max_tokens: int = 256
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt to answer. `prompt` is int32 token ids, at least one."""
+
+    request_id: int
+    prompt: np.ndarray
+    sampling: SamplingParameters = field(default_factory=SamplingParameters)
+    grammar: Grammar | None = None
+    shortest_answer_tokens: int = 1  # a row runs only if this many output tokens still fit the context
+
+
+@dataclass(frozen=True)
+class Completion:
+    """The end of a request. `cached_tokens + computed_tokens == prompt_tokens` if it reached the model."""
+
+    request_id: int
+    finish_reason: FinishReason
+    output_tokens: list[int]  # without the stop id
+    prompt_tokens: int
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    recomputed_tokens: int = 0  # computed again, prompt and output, because the request was preempted
+    forced_tokens: int = 0  # output tokens where the grammar left one choice
+    ttft_seconds: float | None = None  # from admission to a step until the first token
+    latency_seconds: float | None = None  # from admission to a step until the last token
+    error: str | None = None

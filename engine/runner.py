@@ -1,0 +1,61 @@
+"""Executes a step: KV writes, attention through a backend, the decoder, and logits for the rows that need them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.attention import AttentionBackend
+from engine.decoder import Attend
+from engine.kv_cache import KVCache
+from engine.step import Step
+from engine.work_list import WorkItem, build_work_list
+
+
+class Model(Protocol):
+    """What the runner needs of a decoder; tests put a stub here."""
+
+    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Hidden states [rows, hidden_size] after the final norm."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """fp32 logits [n, vocabulary_size] of hidden states [n, hidden_size]."""
+
+
+class Runner:
+    """Turns steps into hidden states. `share_prefixes` lets rows with common pages read them as one item."""
+
+    def __init__(self, model: Model, cache: KVCache, attention: AttentionBackend, *, share_prefixes: bool) -> None:
+        self.model = model
+        self._cache = cache
+        self._attention = attention
+        self._share_prefixes = share_prefixes
+
+    def forward(self, step: Step) -> tuple[Tensor, list[WorkItem]]:
+        """Hidden states [sampled rows, hidden_size] of the rows that predict a token, and the work list used.
+
+        The step's KV is in the cache afterwards.
+        """
+        device = self._cache.keys.device
+        if len(step.copy_targets):
+            self._cache.copy(
+                torch.from_numpy(step.copy_sources).to(device), torch.from_numpy(step.copy_targets).to(device)
+            )
+        items = build_work_list(step.rows, self._cache.page_size, self._share_prefixes)
+        positions = torch.from_numpy(step.positions).to(device)
+        self._attention.prepare(items, positions)
+        write_slots = torch.from_numpy(step.write_slots).to(device)
+        write_rows = torch.from_numpy(step.write_rows).to(device)
+        every_row_once = len(step.write_rows) == len(step.token_ids)
+
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            if every_row_once:
+                self._cache.write(layer, write_slots, key, value)
+            else:
+                self._cache.write(layer, write_slots, key[write_rows], value[write_rows])
+            return self._attention.run(layer, query, self._cache)
+
+        hidden = self.model.forward(torch.from_numpy(step.token_ids).to(device), positions, attend)
+        return hidden[torch.tensor(step.sampled_rows, dtype=torch.int64, device=device)], items

@@ -1,0 +1,63 @@
+"""Logits to tokens: grammar mask, temperature, top-k, top-p, and a draw that depends on the row alone."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.errors import EngineError
+from engine.request import SamplingParameters
+
+
+def mask_words(vocabulary_size: int) -> int:
+    """Length of a packed mask row: 32 tokens an int32 word."""
+    return -(-vocabulary_size // 32)
+
+
+def draw_uniform(seed: int, token_index: int) -> float:
+    """A number in [0, 1) that depends on the row's seed and the token's index only, not on batch or machine."""
+    digest = hashlib.blake2b(f"{seed}:{token_index}".encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") >> 11) / (1 << 53)
+
+
+def sample(
+    logits: Tensor, masks: np.ndarray | None, parameters: Sequence[SamplingParameters], token_indices: Sequence[int]
+) -> list[int]:
+    """One token a row.
+
+    `logits` fp32 [rows, vocabulary], changed in place. `masks` int32 [rows, words] of allowed tokens, or None.
+    `token_indices[i]` is how many tokens row i has drawn before.
+    """
+    if masks is not None:
+        bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")[:, : logits.shape[1]]
+        forbidden = torch.from_numpy(bits == 0).to(logits.device)
+        logits.masked_fill_(forbidden, -torch.inf)
+    largest, most_likely = logits.max(dim=-1)
+    if bool(largest.isnan().any()):
+        raise EngineError(
+            "The model computed logits that are not numbers; its weights are damaged or dtype is too narrow."
+        )
+    tokens = most_likely.tolist()
+    for row, (parameter, index) in enumerate(zip(parameters, token_indices, strict=True)):
+        if parameter.temperature > 0:
+            tokens[row] = _draw(logits[row], parameter, draw_uniform(parameter.seed, index))
+    return tokens
+
+
+def _draw(logits: Tensor, parameter: SamplingParameters, uniform: float) -> int:
+    """Inverse of the cumulative distribution over the most likely tokens, after top-k and then top-p."""
+    ordered, tokens = torch.sort(logits.double() / parameter.temperature, descending=True, stable=True)
+    if parameter.top_k > 0:
+        ordered, tokens = ordered[: parameter.top_k], tokens[: parameter.top_k]
+    probabilities = torch.softmax(ordered, dim=-1)
+    cumulative = torch.cumsum(probabilities, dim=-1)
+    if parameter.top_p < 1.0:  # keep tokens until their sum reaches top_p, the first always
+        kept = int((cumulative - probabilities < parameter.top_p).sum())
+        probabilities, cumulative = probabilities[:kept], cumulative[:kept]
+    possible = int((probabilities > 0).sum())
+    choice = int(torch.searchsorted(cumulative[:possible], uniform * cumulative[possible - 1], right=True))
+    return int(tokens[min(choice, possible - 1)])

@@ -1,0 +1,157 @@
+"""Fills steps: decoding rows first, then prefill chunks, then new requests, strictly in plan order.
+
+Why strictly in order: requests come depth first, so every node that is ready and still needed, and that no running
+request locks, lies on the path of the next request. When the running requests end, the next one therefore finds
+nothing in the pool that it cannot evict but its own prefix, and any pool that holds the longest row is enough to
+compute every prefix once, without deadlock and without preemption.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+
+from engine.radix_cache import Node, RadixCache
+from engine.sequence import Sequence
+from engine.step import Step, StepBuilder
+
+
+class Scheduler:
+    """Continuous batching with chunked prefill over a radix cache.
+
+    `reserved_output` is the share of a row's longest output for which pages are taken at admission. At 1.0 no row is
+    ever preempted; below, more rows run at once and the newest is preempted (and recomputed) if pages run out.
+    """
+
+    def __init__(self, cache: RadixCache, *, step_tokens: int, max_rows: int, reserved_output: float) -> None:
+        self._cache = cache
+        self._step_tokens = max(step_tokens, 1)
+        self._max_rows = min(max_rows, self._step_tokens)  # so that every decoding row finds room in every step
+        self._reserved_output = reserved_output
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self._waiting_at: Counter[Node] = Counter()  # waiting sequences by the node their prompt ends in
+        self._stored_ends: set[Node] = set()  # prompt ends whose hidden state the runner keeps
+        self.preemptions = 0
+
+    def add(self, sequence: Sequence) -> None:
+        """Append a planned sequence to the queue."""
+        self.waiting.append(sequence)
+        self._waiting_at[sequence.leaf] += 1
+
+    def must_store_end(self, sequence: Sequence) -> bool:
+        """Whether another waiting request has the identical prompt, so that the prompt's last state is needed again."""
+        return self._waiting_at[sequence.leaf] > 0
+
+    def end_was_stored(self, leaf: Node) -> None:
+        """The runner keeps the hidden state of the prompt that ends in `leaf`."""
+        self._stored_ends.add(leaf)
+
+    def stored_end_is_needed(self, leaf: Node) -> bool:
+        """False once no waiting request will ask for the stored state; it is forgotten then."""
+        if self._waiting_at[leaf] > 0:
+            return True
+        self._stored_ends.discard(leaf)
+        return False
+
+    def next_step(self) -> Step | None:
+        """The next step, or None when nothing is left to do."""
+        builder = StepBuilder(self._cache.page_size)
+        room = self._step_tokens
+        ending: set[Node] = set()
+        for sequence in list(self.running):
+            if sequence in self.running and sequence.to_compute == 1:
+                self._make_room_for_output(sequence)
+        decoding = [sequence for sequence in self.running if sequence.to_compute == 1]
+        prefill_room = room - len(decoding)
+        for sequence in self.running:  # in plan order, so that rows with common pages stand side by side
+            if sequence.to_compute == 1:
+                self._schedule(builder, sequence, 1, ending)
+            elif prefill_room > 0:
+                prefill_room -= self._schedule(builder, sequence, prefill_room, ending)
+        while self.waiting and prefill_room > 0 and len(self.running) < self._max_rows:
+            sequence = self.waiting[0]
+            if self._cache.is_blocked(sequence.leaf) or sequence.leaf in ending or not self._admit(builder, sequence):
+                break
+            prefill_room -= self._schedule(builder, sequence, prefill_room, ending)
+        return None if builder.is_empty else builder.build()
+
+    def finish(self, sequence: Sequence) -> None:
+        """Take a running sequence out: its pages go back and its plan ends."""
+        self.running.remove(sequence)
+        self._cache.release(sequence.leaf, sequence, sequence.give_up_pages())
+        self._cache.finish(sequence.leaf)
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Send a running sequence back to the head of the queue. Its output is kept and computed again as a prompt."""
+        self.running.remove(sequence)
+        self._cache.release(sequence.leaf, sequence, sequence.give_up_pages())
+        self.waiting.appendleft(sequence)
+        self._waiting_at[sequence.leaf] += 1
+        self.preemptions += 1
+
+    def abort(self) -> list[Sequence]:
+        """Drop everything that is running or waiting; the cache keeps what is ready. Returns what was dropped."""
+        dropped = [*self.running, *self.waiting]
+        for sequence in list(self.running):
+            self.finish(sequence)
+        for sequence in self.waiting:
+            self._cache.finish(sequence.leaf)
+        self.waiting.clear()
+        self._waiting_at.clear()
+        self._stored_ends.clear()
+        return dropped
+
+    def _admit(self, builder: StepBuilder, sequence: Sequence) -> bool:
+        # The KV of the last output token is never read, so it needs no slot.
+        reserved = max(len(sequence.output), round(self._reserved_output * (sequence.max_output_tokens - 1)))
+        claim = self._cache.claim(sequence.leaf, reserved, sequence, evict_planned=not self.running)
+        if claim is None:
+            return False
+        self.waiting.popleft()
+        self._waiting_at[sequence.leaf] -= 1
+        self.running.append(sequence)
+        sequence.admit(claim, time.monotonic())
+        if claim.tail_copy is not None:
+            builder.copy_tail(claim.tail_copy)
+        return True
+
+    def _schedule(self, builder: StepBuilder, sequence: Sequence, room: int, ending: set[Node]) -> int:
+        """Put up to `room` tokens of `sequence` into the step; returns how many."""
+        if sequence.to_compute == 0:
+            return self._schedule_known_prompt(builder, sequence)
+        count = min(sequence.to_compute, room)
+        builder.add(sequence, sequence.computed, count)
+        sequence.computed += count
+        self._cache.advance(sequence.leaf, sequence, sequence.computed)
+        if sequence.to_compute == 0:
+            builder.sample_last_row(sequence)
+            if not sequence.output:
+                ending.add(sequence.leaf)
+        return count
+
+    def _schedule_known_prompt(self, builder: StepBuilder, sequence: Sequence) -> int:
+        """The whole prompt is in the cache: take its last state if it was kept, else run its last token again."""
+        if sequence.leaf in self._stored_ends:
+            builder.resumed.append(sequence)
+            return 0
+        assert sequence.cached_tokens is not None
+        last = sequence.prompt_length - 1
+        sequence.cached_tokens = min(sequence.cached_tokens, last)
+        builder.add(sequence, last, 1, keep_kv=False)
+        builder.sample_last_row(sequence)
+        return 1
+
+    def _make_room_for_output(self, sequence: Sequence) -> None:
+        missing = -(-sequence.length // self._cache.page_size) - len(sequence.page_table)
+        while missing > 0:
+            if self._cache.make_room(missing):
+                sequence.add_pages(self._cache.pool.allocate(missing))
+                return
+            newest = self.running[-1]
+            if newest is sequence and len(self.running) == 1:
+                assert self._cache.make_room(missing, evict_planned=True), "the pool was checked to hold this row"
+                continue
+            self.preempt(newest)
+            if newest is sequence:
+                return
