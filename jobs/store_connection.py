@@ -1,0 +1,132 @@
+"""The database file: opened in short windows, waited for when another process has it, faults named."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import duckdb
+
+from jobs.errors import OutputError
+
+STORAGE_VERSION = "v1.1.0"
+"""The oldest DuckDB that can read what we write; a newer default would lock out the readers' older tools."""
+
+_WRITER_CONFIG = {
+    "storage_compatibility_version": STORAGE_VERSION,
+    # A window inserts some hundred rows: more threads would cost more to start than they save, and the model runs.
+    "threads": "1",
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+}
+_READER_CONFIG = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
+_FIRST_PAUSE_SECONDS = 0.02
+_LONGEST_PAUSE_SECONDS = 0.5
+
+
+class OutputBusy(OutputError):
+    """Another process had the database open for the whole lock timeout; `pid` is its id if DuckDB told it.
+
+    Nothing was lost or written: the same call may be tried again later.
+    """
+
+    def __init__(self, message: str, pid: int | None):
+        super().__init__(message)
+        self.pid = pid
+
+
+class DatabaseFile:
+    """One DuckDB file that is open only inside `connection()`, and by one thread of ours at a time."""
+
+    def __init__(self, path: Path, lock_timeout_seconds: float):
+        self.path = path
+        self.lock_timeout_seconds = lock_timeout_seconds
+        self._thread_lock = threading.RLock()
+
+    @contextmanager
+    def connection(self, *, read_only: bool = False, doing: str) -> Iterator[duckdb.DuckDBPyConnection]:
+        """A connection for one window. Leaving it without a COMMIT undoes what the window began.
+
+        Every fault of DuckDB in it comes out as an OutputError that says what we were `doing`.
+        """
+        with self._thread_lock:
+            connection = self._open(read_only, doing)
+            try:
+                yield connection
+            except BaseException as error:
+                # What went wrong first is what the user must know; a broken file often can't even be closed.
+                with suppress(duckdb.Error):
+                    connection.close()
+                if isinstance(error, duckdb.Error):
+                    raise self.fault(doing, error) from error
+                raise
+            try:
+                connection.close()
+            except duckdb.Error as error:
+                # Closing writes a checkpoint. What was committed is in the write-ahead log and safe if that fails.
+                raise self.fault(f"closing after {doing}", error) from error
+
+    def fault(self, doing: str, error: BaseException) -> OutputError:
+        """An OutputError with the path, the cause and how much room the disk has."""
+        cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        message = f"{self.path}: {doing} failed: {cause}"
+        try:
+            free_bytes = shutil.disk_usage(self.path.parent).free
+        except OSError:
+            return OutputError(message)
+        return OutputError(f"{message} ({free_bytes:,} bytes free on this disk); what was committed before is kept")
+
+    def _open(self, read_only: bool, doing: str) -> duckdb.DuckDBPyConnection:
+        deadline = time.monotonic() + self.lock_timeout_seconds
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return duckdb.connect(
+                    str(self.path), read_only=read_only, config=dict(_READER_CONFIG if read_only else _WRITER_CONFIG)
+                )
+            except duckdb.Error as error:
+                if not _is_held(error):
+                    raise self._opening_fault(error) from error
+                if time.monotonic() + pause > deadline:
+                    raise self._busy(doing, error) from error
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    def _busy(self, doing: str, error: duckdb.Error) -> OutputBusy:
+        found = re.search(r"PID (\d+)", str(error))
+        pid = int(found.group(1)) if found else None
+        holder = f"process {pid}" if pid is not None else "this process, elsewhere," if _is_own(error) else "a process"
+        return OutputBusy(
+            f"{self.path}: {doing} failed: {holder} has the database open and did not close it within "
+            f"{self.lock_timeout_seconds:g} s; close it and run the same command again",
+            pid,
+        )
+
+    def _opening_fault(self, error: duckdb.Error) -> OutputError:
+        text = str(error)
+        if self.path.is_dir():
+            return OutputError(f"{self.path} is a folder; name a file as output.database")
+        if "not a valid DuckDB database" in text:
+            return OutputError(f"{self.path} exists and is no DuckDB database; name another file as output.database")
+        if "with version number" in text or "newer version" in text:
+            return OutputError(
+                f"{self.path} was written by a DuckDB that this one ({duckdb.__version__}) can't read: "
+                f"{text.splitlines()[0]}"
+            )
+        if not self.path.parent.is_dir():
+            return OutputError(f"{self.path}: the folder {self.path.parent} does not exist; make it first")
+        return self.fault("opening it", error)
+
+
+def _is_held(error: duckdb.Error) -> bool:
+    return "Could not set lock" in str(error) or "Conflicting lock" in str(error) or _is_own(error)
+
+
+def _is_own(error: duckdb.Error) -> bool:
+    """Whether another connection of this very process is in the way."""
+    return "with a different configuration" in str(error) or "Unique file handle conflict" in str(error)

@@ -1,0 +1,210 @@
+"""Tables and views of the output database, their version, and the views of typed answers."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import duckdb
+
+from jobs.errors import OutputError
+from jobs.schema_types import Schema, answer_columns, quote_identifier, quote_literal
+from jobs.validate import canonical_schema
+
+STORE_VERSION = 1
+
+# No keys and no indexes: DuckDB's write-ahead log has lost files to them, and a unique key makes a repeated row an
+# error in the middle of a night. Uniqueness is kept by the queries that insert.
+TABLES = {
+    "docqa_meta": {"key": "VARCHAR", "value": "VARCHAR"},
+    "docqa_schemas": {"schema_name": "VARCHAR", "view_name": "VARCHAR", "schema": "JSON"},
+    "runs": {
+        "run_id": "VARCHAR",
+        "job_name": "VARCHAR",
+        "status": "VARCHAR",
+        "started_at": "TIMESTAMP",
+        "finished_at": "TIMESTAMP",
+        "model": "VARCHAR",
+        "model_fingerprint": "VARCHAR",
+        "config": "JSON",
+        "rows_total": "BIGINT",
+        "rows_ok": "BIGINT",
+        "rows_failed": "BIGINT",
+        "prompt_tokens": "BIGINT",
+        "minimum_tokens": "BIGINT",
+        "computed_tokens": "BIGINT",
+        "cached_tokens": "BIGINT",
+        "output_tokens": "BIGINT",
+        "forced_tokens": "BIGINT",
+        "load_seconds": "DOUBLE",
+        "seconds": "DOUBLE",
+        "rows_reused": "BIGINT",
+        "error": "VARCHAR",
+    },
+    "documents": {"document_hash": "VARCHAR", "characters": "BIGINT", "tokens": "BIGINT"},
+    "answers": {
+        "run_id": "VARCHAR",
+        "attempt": "BIGINT",
+        "doc_id": "VARCHAR",
+        "question_id": "VARCHAR",
+        "document_hash": "VARCHAR",
+        "question": "VARCHAR",
+        "schema_name": "VARCHAR",
+        "status": "VARCHAR",
+        "answer": "JSON",
+        "raw_text": "VARCHAR",
+        "error": "VARCHAR",
+        "finish_reason": "VARCHAR",
+        "prompt_tokens": "BIGINT",
+        "cached_tokens": "BIGINT",
+        "computed_tokens": "BIGINT",
+        "output_tokens": "BIGINT",
+        "ttft_seconds": "DOUBLE",
+        "latency_seconds": "DOUBLE",
+        "answered_at": "TIMESTAMP",
+        "extra": "JSON",
+        "request_digest": "VARCHAR",
+        "minimum_tokens": "BIGINT",
+    },
+}
+
+_ANSWER_COLUMNS = ", ".join(TABLES["answers"])
+
+VIEWS = {
+    # The key of the order is one number: attempts of a key count up, and an `ok` one outranks all others. Finding
+    # row ids first keeps the long texts out of the aggregation.
+    "latest_answers": f"""
+        SELECT {_ANSWER_COLUMNS} FROM answers WHERE rowid IN (
+            SELECT arg_max(rowid, attempt + CASE WHEN status = 'ok' THEN 1000000000000 ELSE 0 END)
+            FROM answers GROUP BY doc_id, question_id)""",
+    "errors": """
+        SELECT doc_id, question_id, status, error, run_id, attempt, finish_reason, answered_at
+        FROM latest_answers WHERE status <> 'ok'""",
+    "reuse_by_document": """
+        SELECT run_id, document_hash, count(*) AS "rows",
+            CAST(coalesce(sum(prompt_tokens), 0) AS BIGINT) AS prompt_tokens,
+            CAST(coalesce(sum(minimum_tokens), 0) AS BIGINT) AS minimum_tokens,
+            CAST(coalesce(sum(computed_tokens), 0) AS BIGINT) AS computed_tokens,
+            CAST(coalesce(sum(cached_tokens), 0) AS BIGINT) AS cached_tokens
+        FROM answers WHERE document_hash IS NOT NULL GROUP BY run_id, document_hash""",
+}
+
+
+def create_or_check(connection: duckdb.DuckDBPyConnection, path: object) -> None:
+    """Make what is missing, in one transaction. Raises OutputError for a newer store and for tables of others."""
+    if is_complete(connection, path):
+        return
+    existing = _columns(connection)
+    if "docqa_meta" not in existing:
+        foreign = sorted(name for name in (*TABLES, *VIEWS) if name in existing)
+        if foreign:
+            raise OutputError(
+                f"{path} has a table named {foreign[0]} that docqa did not make; name another file as output.database"
+            )
+    connection.execute("BEGIN")
+    for name, columns in TABLES.items():
+        declared = ", ".join(f"{quote_identifier(column)} {kind}" for column, kind in columns.items())
+        connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({declared})")
+    for name, query in VIEWS.items():
+        connection.execute(f"CREATE VIEW IF NOT EXISTS {name} AS {query}")
+    if "docqa_meta" not in existing:
+        connection.execute("INSERT INTO docqa_meta VALUES ('store_version', ?)", [str(STORE_VERSION)])
+    connection.execute("COMMIT")
+    connection.execute("CHECKPOINT")
+
+
+def is_complete(connection: duckdb.DuckDBPyConnection, path: object) -> bool:
+    """Whether the database is a whole docqa store; raises OutputError if it can't be completed to one."""
+    existing = _columns(connection)
+    if "docqa_meta" not in existing:
+        return False
+    if existing["docqa_meta"] != list(TABLES["docqa_meta"]):
+        raise OutputError(f"{path} has a table docqa_meta that docqa did not make; name another output.database")
+    row = connection.execute("SELECT max(value) FROM docqa_meta WHERE key = 'store_version'").fetchone()
+    version = row[0] if row else None
+    if version != str(STORE_VERSION):
+        raise OutputError(
+            f"{path} is a docqa store of version {version}, and this docqa knows version {STORE_VERSION}; "
+            "use the docqa that wrote it, or name another output.database"
+        )
+    for name, columns in TABLES.items():
+        if name in existing and existing[name] != list(columns):
+            raise OutputError(f"{path}: the columns of the table {name} were changed; name another output.database")
+    return all(name in existing for name in (*TABLES, *VIEWS))
+
+
+def define_views(connection: duckdb.DuckDBPyConnection, schemas: dict[str, Schema]) -> dict[str, str]:
+    """Create or renew the view of each schema; returns the view's name by the schema's.
+
+    A schema keeps its view's name for ever (docqa_schemas remembers it). Nothing is written when nothing changed.
+    """
+    known: dict[str, tuple[str, str]] = {
+        name: (view, schema)
+        for name, view, schema in connection.execute(
+            "SELECT schema_name, view_name, schema FROM docqa_schemas"
+        ).fetchall()
+    }
+    existing = {name.lower() for name in _columns(connection)}
+    taken = existing | {view.lower() for view, _ in known.values()}
+    names: dict[str, str] = {}
+    connection.execute("BEGIN")
+    changed = False
+    for schema_name, schema in schemas.items():
+        text = canonical_schema(schema)
+        view, stored = known.get(schema_name, (None, None))
+        if view is None:
+            view = _free_name(schema_name, taken)
+            taken.add(view.lower())
+        names[schema_name] = view
+        if stored == text and view.lower() in existing:
+            continue
+        changed = True
+        connection.execute(f"CREATE OR REPLACE VIEW {quote_identifier(view)} AS {_view_query(schema_name, schema)}")
+        connection.execute("DELETE FROM docqa_schemas WHERE schema_name = ?", [schema_name])
+        connection.execute("INSERT INTO docqa_schemas VALUES (?, ?, ?)", [schema_name, view, text])
+    connection.execute("COMMIT")
+    if changed:
+        connection.execute("CHECKPOINT")
+    return names
+
+
+def _view_query(schema_name: str, schema: Schema) -> str:
+    columns = ["doc_id", "question_id"]
+    columns += [f"{column.expression()} AS {quote_identifier(column.name)}" for column in answer_columns(schema)]
+    return (
+        f"SELECT {', '.join(columns)} FROM latest_answers "
+        f"WHERE status = 'ok' AND schema_name = {quote_literal(schema_name)}"
+    )
+
+
+def _free_name(schema_name: str, taken: set[str]) -> str:
+    """`answers_<schema>`, runs of other than letters, digits and underscores as one underscore; a suffix if taken."""
+    wanted = "answers_" + (re.sub(r"\W+", "_", schema_name)[:80] or "schema")
+    candidate, number = wanted, 2
+    while candidate.lower() in taken:
+        candidate, number = f"{wanted}_{number}", number + 1
+    return candidate
+
+
+def _columns(connection: duckdb.DuckDBPyConnection) -> dict[str, list[str]]:
+    """The columns of every table and view of the main schema, in their order."""
+    found: dict[str, list[str]] = {}
+    rows: list[Any] = connection.execute(
+        "SELECT table_name, column_name FROM duckdb_columns() WHERE NOT internal AND schema_name = 'main' "
+        "AND database_name = current_database() ORDER BY table_name, column_index"
+    ).fetchall()
+    for table, column in rows:
+        found.setdefault(table.lower(), []).append(column)
+    return found
+
+
+TOTALS = {
+    "rows_ok": "count(*) FILTER (status = 'ok')",
+    "rows_failed": "count(*) FILTER (status <> 'ok')",
+    "prompt_tokens": "coalesce(sum(prompt_tokens), 0)",
+    "minimum_tokens": "coalesce(sum(minimum_tokens), 0)",
+    "computed_tokens": "coalesce(sum(computed_tokens), 0)",
+    "cached_tokens": "coalesce(sum(cached_tokens), 0)",
+    "output_tokens": "coalesce(sum(output_tokens), 0)",
+}
+"""The totals of a run that are sums of its rows, as SQL over `answers`."""
