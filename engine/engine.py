@@ -13,7 +13,7 @@ import torch
 from engine.attention_cpu import CpuAttention
 from engine.attention_reference import ReferenceAttention
 from engine.errors import ModelError
-from engine.kv_cache import KVCache, page_bytes
+from engine.kv_cache import KVCache
 from engine.page_pool import PagePool
 from engine.prefix_order import depth_first_order
 from engine.radix_cache import Node, RadixCache
@@ -86,7 +86,10 @@ class Engine:
             dtype=dtype,
             device=device,
         )
-        backends = {"fast": CpuAttention, "reference": ReferenceAttention}
+        backends: dict[str, type[CpuAttention] | type[ReferenceAttention]] = {
+            "fast": CpuAttention,
+            "reference": ReferenceAttention,
+        }
         if settings.attention not in backends:
             raise ModelError(f"engine.attention is {settings.attention!r}; it must be one of {', '.join(backends)}.")
         attention = backends[settings.attention](
@@ -248,11 +251,3 @@ class Engine:
             statistics.prefill_seconds += seconds
         else:
             statistics.decode_seconds += seconds
-
-
-def pages_in(kv_bytes: int, config: ModelConfig, page_size: int, dtype: torch.dtype) -> int:
-    """How many whole pages of KV fit into `kv_bytes`, the null page included in the bytes but not in the count."""
-    bytes_per_page = page_bytes(
-        layers=config.layers, kv_heads=config.kv_heads, head_size=config.head_size, page_size=page_size, dtype=dtype
-    )
-    return kv_bytes // bytes_per_page - 1

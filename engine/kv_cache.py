@@ -35,8 +35,3 @@ class KVCache:
         """Copy slots in every layer. All sources are read before any target is written."""
         self.keys.index_copy_(2, targets, self.keys.index_select(2, sources))
         self.values.index_copy_(2, targets, self.values.index_select(2, sources))
-
-
-def page_bytes(*, layers: int, kv_heads: int, head_size: int, page_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one page: keys and values of all layers."""
-    return 2 * layers * kv_heads * head_size * page_size * dtype.itemsize

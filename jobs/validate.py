@@ -206,7 +206,7 @@ def _pattern_properties(
     for pattern, subschema in patterns.items():
         for name, value in instance.items():
             if _matches(pattern, name):
-                yield from validator.descend(value, subschema, path=name, schema_path=pattern)  # type: ignore[attr-defined]
+                yield from validator.descend(value, subschema, path=name, schema_path=pattern)
 
 
 def _additional_properties(
@@ -222,7 +222,7 @@ def _additional_properties(
         if additional is False:
             yield ValidationError(f"the key {json.dumps(name, ensure_ascii=False)} is not allowed")
         elif additional is not True:
-            yield from validator.descend(value, additional, path=name)  # type: ignore[attr-defined]
+            yield from validator.descend(value, additional, path=name)
 
 
 # jsonschema searches patterns with `re`, which can't be stopped; these three keywords do it with a time limit.

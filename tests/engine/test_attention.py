@@ -25,7 +25,7 @@ def random_step(seed, dtype=torch.float32):
     cache.values.copy_(torch.randn_like(cache.values, dtype=torch.float32))
     free_pages = iter(random.permutation(np.arange(1, 601)))
     rows, row_start = [], 0
-    for document in range(3):
+    for _document in range(3):
         shared = [next(free_pages) for _ in range(random.integers(0, 40))]
         for _ in range(random.integers(1, 7)):
             own_start = len(shared) * PAGE_SIZE + int(random.integers(0, 40))

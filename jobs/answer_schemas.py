@@ -1,0 +1,103 @@
+"""The schemas of a job: where each comes from, its validator, and its grammar, compiled once per distinct schema."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from grammars import GrammarCache, JsonGrammar, stock_schema, stock_schema_names
+from jobs.errors import JobFileError
+from jobs.job_file import Job, resolve_path
+from jobs.validate import AnswerValidator, BadSchemaError, canonical_schema
+
+UNNAMED = "inline"
+"""Name of a schema that a row carries as text."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSchema:
+    """A schema ready for use: `text` is its compact JSON, keys in their order."""
+
+    name: str
+    schema: dict[str, Any] | bool
+    text: str
+    validator: AnswerValidator
+    grammar: JsonGrammar
+
+
+class RowSchemaError(ValueError):
+    """The row's own schema can't be used; the message says why."""
+
+
+class AnswerSchemas:
+    """Finds the schema of each row. The job's own schemas are read and compiled at once: JobFileError if one is bad."""
+
+    def __init__(self, job: Job, grammars: GrammarCache) -> None:
+        self._grammars = grammars
+        self._by_text: dict[tuple[str, str], AnswerSchema] = {}
+        self._named = {
+            name: self._from_job(job, f"answer.schemas.{name}", name, place)
+            for name, place in job.answer.schemas.items()
+        }
+        self._default: AnswerSchema | None = None
+        if job.answer.schema is not None:
+            name = job.answer.schema
+            is_file = name.endswith(".json") or "/" in name
+            self._default = self._from_job(
+                job, "answer.schema", resolve_path(job, name).stem if is_file else name, name
+            )
+
+    def of_row(self, schema: str | None) -> AnswerSchema:
+        """The schema for what a row's `schema` column says. Raises RowSchemaError, or JobFileError if there is none."""
+        if schema is None or not schema.strip():
+            if self._default is None:
+                raise JobFileError(
+                    "answer.schema is missing, and a row has no schema of its own; set answer.schema to a JSON Schema "
+                    f"file or to one of {', '.join(stock_schema_names())}"
+                )
+            return self._default
+        if schema in self._named:
+            return self._named[schema]
+        if schema.lstrip()[:1] != "{" and schema.strip() not in ("true", "false"):
+            known = ", ".join([*self._named, *stock_schema_names()])
+            if schema not in stock_schema_names():
+                raise RowSchemaError(f"schema {schema!r} is neither a JSON Schema nor one of {known}")
+            return self._compiled(schema, stock_schema(schema))
+        try:
+            return self._compiled(UNNAMED, json.loads(schema))
+        except ValueError as error:
+            raise RowSchemaError(f"the row's schema can't be used: {error}") from None
+
+    def used(self) -> dict[str, dict[str, Any] | bool]:
+        """Schemas with a name, for the typed views."""
+        return {schema.name: schema.schema for schema in self._by_text.values() if schema.name != UNNAMED}
+
+    def _from_job(self, job: Job, setting: str, name: str, place: str) -> AnswerSchema:
+        path = resolve_path(job, place)
+        if path.is_file():
+            try:
+                schema = json.loads(path.read_text(encoding="utf-8-sig"))
+            except (OSError, ValueError) as error:
+                raise JobFileError(f"{setting}: {path} can't be read as JSON ({error}); mend the file") from None
+        elif place in stock_schema_names():
+            schema = stock_schema(place)
+        else:
+            raise JobFileError(
+                f"{setting}: {path} does not exist; give a JSON Schema file or one of {', '.join(stock_schema_names())}"
+            )
+        try:
+            return self._compiled(name, schema)
+        except ValueError as error:
+            raise JobFileError(f"{setting}: {place} can't be used: {error}") from None
+
+    def _compiled(self, name: str, schema: dict[str, Any] | bool) -> AnswerSchema:
+        """Raises ValueError (UnsupportedSchema, InvalidSchema, BadSchemaError) with one sentence."""
+        if not isinstance(schema, dict | bool):
+            raise BadSchemaError("a JSON Schema is an object, true or false")
+        text = canonical_schema(schema)
+        key = (name, text)
+        if key not in self._by_text:
+            validator = AnswerValidator(schema)
+            self._by_text[key] = AnswerSchema(name, schema, text, validator, self._grammars.get(schema))
+        return self._by_text[key]

@@ -1,0 +1,120 @@
+"""The model of a job, in two halves: what a plan needs, which imports no torch, and the engine, which loads weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from engine.errors import ModelError
+from engine.kv_memory import kv_pages_in
+from engine.model_config import ModelConfig
+from engine.model_source import ModelFolder, model_fingerprint, resolve_model
+from engine.tokenizer import load_tokenizer, stop_token_ids
+from grammars import GrammarCache, TokenVocabulary
+from jobs.job_file import Job, resolve_path
+from jobs.plan import Plan
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerFast
+
+    from engine.engine import Engine
+
+SHARE_OF_FREE_MEMORY = 0.5
+"""The KV cache takes at most this share of the memory that is free, unless engine.kv_memory says otherwise."""
+
+
+@dataclass(frozen=True)
+class JobModel:
+    """A model's folder with what is read from it on demand. Nothing here loads weights."""
+
+    source: ModelFolder
+    config: ModelConfig
+
+    @classmethod
+    def of(cls, job: Job) -> JobModel:
+        """Find the model of a job. Raises ModelError."""
+        local = resolve_path(job, job.model.path)
+        source = resolve_model(str(local) if local.exists() else job.model.path)
+        return cls(source, ModelConfig.from_folder(source.folder))
+
+    @property
+    def folder(self) -> Path:
+        """The Hugging Face folder."""
+        return self.source.folder
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """The model's tokenizer."""
+        return load_tokenizer(self.folder)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over the content of config, tokenizer, chat template and weights."""
+        return model_fingerprint(self.folder)
+
+    @cached_property
+    def grammars(self) -> GrammarCache:
+        """Compiles schemas for this model's vocabulary."""
+        return GrammarCache(TokenVocabulary.from_tokenizer(self.tokenizer, self.config.vocabulary_size))
+
+
+def make_engine(job: Job, model: JobModel, plan: Plan) -> Engine:
+    """Load the weights and make an engine with room for the plan. Raises ModelError."""
+    import torch
+
+    from engine.decoder import Decoder
+    from engine.engine import Engine, EngineSettings
+    from engine.weights import load_weights
+
+    device = job.model.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ModelError(f"model.device is {device!r}, but torch finds no GPU; use auto or cpu.")
+    dtype = choose_dtype(job.model.dtype, device)
+    page_size = job.engine.page_size
+    limit = job.engine.kv_memory
+    automatic = limit is None
+    if limit is None:
+        limit = int(free_memory_bytes(device) * SHARE_OF_FREE_MEMORY)
+    pages = kv_pages_in(limit, model.config, page_size, dtype.itemsize)
+    if pages < 1:
+        raise ModelError(f"engine.kv_memory is {limit} bytes, which holds no KV page of this model; raise it.")
+    if automatic:
+        pages = max(1, min(pages, plan.pages_wanted(page_size)))
+    decoder = Decoder(model.config, load_weights(model.folder, model.config, dtype, device))
+    on_cpu = device == "cpu"
+    settings = EngineSettings(
+        kv_pages=pages,
+        page_size=page_size,
+        step_tokens=job.engine.step_tokens or (1024 if on_cpu else 8192),
+        attention="fast" if on_cpu else "reference",
+    )
+    stops = stop_token_ids(model.folder, model.tokenizer)
+    return Engine(decoder, model.config, settings, stops, dtype=dtype, device=device)
+
+
+def choose_dtype(name: str, device: str) -> torch.dtype:
+    """The torch dtype of a name; `auto` is bfloat16 where the machine computes in it."""
+    import torch
+
+    if name != "auto":
+        dtype: torch.dtype = getattr(torch, name)
+        return dtype
+    if device != "cpu":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
+
+
+def free_memory_bytes(device: str) -> int:
+    """Memory that is free for use now, of the GPU or of this machine."""
+    if device == "cpu":
+        return int(psutil.virtual_memory().available)
+    import torch
+
+    return int(torch.cuda.mem_get_info(device)[0])

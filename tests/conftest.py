@@ -1,0 +1,29 @@
+from pathlib import Path
+
+import pytest
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+@pytest.fixture(scope="session")
+def embedded_folder():
+    """The embedded default model as a Hugging Face folder, converted once into the user's cache."""
+    from engine.embedded_model import EMBEDDED_NAME
+    from engine.model_source import resolve_model
+
+    return resolve_model(EMBEDDED_NAME).folder
+
+
+@pytest.fixture(scope="session")
+def embedded_tokenizer(embedded_folder):
+    from engine.tokenizer import load_tokenizer
+
+    return load_tokenizer(embedded_folder)
+
+
+@pytest.fixture
+def shared_data():
+    """The data that lies beside the project, where it is there."""
+    if not (SHARED / "data").is_dir():
+        pytest.skip("../shared/data is not here")
+    return SHARED / "data"
