@@ -5,7 +5,7 @@ import sys
 import duckdb
 
 QUERY = """
-    SELECT doc_id, question, answer->>'verdict' AS verdict, extra->>'$.gold.verdict' AS gold, answer->>'quote' AS quote
+    SELECT doc_id, question, answer->>'verdict' AS verdict, (extra->>'gold')::JSON->>'verdict' AS gold, answer->>'quote' AS quote
     FROM latest_answers ORDER BY doc_id, question_id LIMIT ?
 """
 

@@ -14,7 +14,7 @@ from jobs.job_file import load_job
 from jobs.output_lock import OutputLock, OutputLocked
 from jobs.run import Observer, StopRequest, prepare, run_job
 from jobs.store import AnswerStore
-from tests.jobs.conftest import sample_rows, write_rows
+from tests.job_fixtures import sample_rows, write_rows
 
 
 def run(path, overrides=(), **options):
