@@ -23,7 +23,8 @@ from docqa.progress import ProgressDisplay
 from docqa.report import print_report, report_of
 from engine.errors import ModelError
 from jobs.errors import JobError
-from jobs.job_file import Job, job_from_settings, load_job
+from jobs.job_file import job_from_settings, load_job
+from jobs.job_settings import Job
 from jobs.output_lock import OutputLocked
 from jobs.run import Observer, RunFailedError, RunOutcome, StopRequest, prepare, run_job
 from jobs.store import AnswerStore, OutputBusy

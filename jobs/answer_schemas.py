@@ -8,7 +8,8 @@ from typing import Any
 
 from grammars import GrammarCache, JsonGrammar, stock_schema, stock_schema_names
 from jobs.errors import JobFileError
-from jobs.job_file import Job, resolve_path
+from jobs.job_file import resolve_path
+from jobs.job_settings import Job
 from jobs.validate import AnswerValidator, BadSchemaError, canonical_schema
 
 UNNAMED = "inline"

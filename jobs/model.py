@@ -15,7 +15,8 @@ from engine.model_config import ModelConfig
 from engine.model_source import ModelFolder, model_fingerprint, resolve_model
 from engine.tokenizer import load_tokenizer, stop_token_ids
 from grammars import GrammarCache, TokenVocabulary
-from jobs.job_file import Job, resolve_path
+from jobs.job_file import resolve_path
+from jobs.job_settings import Job
 from jobs.plan import Plan
 
 if TYPE_CHECKING:

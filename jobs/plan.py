@@ -12,7 +12,7 @@ import numpy as np
 
 from engine.prefix_order import depth_first_order, first_positions
 from jobs.answer_schemas import AnswerSchema, AnswerSchemas, RowSchemaError
-from jobs.job_file import SamplingSettings
+from jobs.job_settings import SamplingSettings
 from jobs.prompt import PromptBuilder
 from jobs.source import InputData, InputRow
 

@@ -17,7 +17,7 @@ from jinja2.sandbox import SandboxedEnvironment
 from tokenizers import Tokenizer
 
 from jobs.errors import JobError, JobFileError
-from jobs.job_file import PromptSettings
+from jobs.job_settings import PromptSettings
 from jobs.source import Document, InputRow
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 from engine.request import Completion, FinishReason, Request, SamplingParameters
 from jobs.answer_schemas import AnswerSchemas
 from jobs.errors import OutputError
-from jobs.job_file import Job, resolve_path
+from jobs.job_file import resolve_path
+from jobs.job_settings import Job
 from jobs.model import JobModel, make_engine
 from jobs.output_lock import OutputLock
 from jobs.plan import Plan, PlannedRow, Planner, RejectedRow, row_seed

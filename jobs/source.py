@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jobs.errors import InputError
-from jobs.job_file import InputSettings
+from jobs.job_settings import InputSettings
 from jobs.source_columns import LONG, NESTED, TWO_TABLES, ColumnMap, Columns, choose_layout, file_columns
 from jobs.source_files import BadFile, InputFile, OpenedFile, TooLarge, find_files, open_file, read_batches
 from jobs.source_join import join, make_row, merge_documents, merge_rows

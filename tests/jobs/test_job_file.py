@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from jobs.errors import JobFileError
-from jobs.job_file import FailureLimit, job_from_settings, load_job, resolve_path
+from jobs.job_file import job_from_settings, load_job, resolve_path
+from jobs.job_settings import FailureLimit
 
 FULL = """
 [job]

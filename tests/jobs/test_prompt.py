@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jobs.errors import JobError, JobFileError
-from jobs.job_file import PromptSettings
+from jobs.job_settings import PromptSettings
 from jobs.prompt import PromptBuilder, TextTokenizer
 from jobs.source import Document, InputRow
 

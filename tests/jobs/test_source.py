@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.errors import InputError
-from jobs.job_file import InputSettings
+from jobs.job_settings import InputSettings
 from jobs.source import read_input
 
 DATA = Path(__file__).parents[3] / "shared" / "data"

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.job_file import InputSettings
+from jobs.job_settings import InputSettings
 from jobs.source import read_input
 from jobs.source_values import id_cells, is_blank, json_cells, text_cells
 
