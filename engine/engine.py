@@ -12,6 +12,7 @@ import torch
 
 from engine.attention_cpu import CpuAttention
 from engine.attention_reference import ReferenceAttention
+from engine.cache_check import check_cache, page_counts
 from engine.errors import ModelError
 from engine.kv_cache import KVCache
 from engine.page_pool import PagePool
@@ -152,8 +153,8 @@ class Engine:
 
     def check(self) -> None:
         """AssertionError if a counter of cache or pool is off: for tests, and after every job."""
-        self.cache.check([sequence.private_pages for sequence in self._scheduler.running])
-        counts = self.cache.page_counts()
+        check_cache(self.cache, [sequence.private_pages for sequence in self._scheduler.running])
+        counts = page_counts(self.cache)
         assert counts.free + counts.cached + counts.in_use == counts.total
         if not self.has_work:
             assert counts.in_use == 0, "pages are in use although nothing runs"

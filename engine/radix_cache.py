@@ -103,18 +103,8 @@ class Claim:
     tail_copy: TailCopy | None
 
 
-@dataclass(frozen=True)
-class PageCounts:
-    """Where the pages of the pool are: `free + cached + in_use == total`."""
-
-    free: int
-    cached: int  # held by unlocked nodes only
-    in_use: int  # held by a locked node or a running request
-    total: int
-
-
 class RadixCache:
-    """Prefix tree over a page pool. Single-threaded; every public method leaves `check` true."""
+    """Prefix tree over a page pool. Single-threaded; every public method leaves `cache_check` true."""
 
     def __init__(self, pool: PagePool, page_size: int) -> None:
         assert page_size >= 1
@@ -191,7 +181,7 @@ class RadixCache:
             upper.owner = None
         if node.pages:
             first = node.start // self.page_size
-            upper.pages = node.pages[: self._pages_for(boundary) - first]
+            upper.pages = node.pages[: self.pages_for(boundary) - first]
             node.pages = node.pages[boundary // self.page_size - first :]
             if boundary % self.page_size:
                 self.pool.retain(upper.pages[-1])
@@ -242,7 +232,7 @@ class RadixCache:
             page_table += fresh
         for node in path:
             if node.start >= matched:
-                node.pages = page_table[node.start // self.page_size : self._pages_for(node.end)]
+                node.pages = page_table[node.start // self.page_size : self.pages_for(node.end)]
                 node.owner = owner
                 self._retain(node.pages)
         private_pages = page_table[leaf.end // self.page_size :]
@@ -294,12 +284,13 @@ class RadixCache:
             self._forget_if_unused(node)
             self._offer(node)
 
-    def _pages_for(self, tokens: int) -> int:
+    def pages_for(self, tokens: int) -> int:
+        """Pages that hold `tokens` positions."""
         return -(-tokens // self.page_size)
 
     def _pages_to_take(self, path: list[Node], matched: int, end: int) -> int:
         copies = 1 if self._must_copy_tail(path, matched, end) else 0
-        return self._pages_for(end) - self._pages_for(matched) + copies
+        return self.pages_for(end) - self.pages_for(matched) + copies
 
     def _must_copy_tail(self, path: list[Node], matched: int, end: int) -> bool:
         """Whether position `matched` lies in a started page in which a node or request off this path may write."""
@@ -365,46 +356,3 @@ class RadixCache:
     def _forget_if_unused(self, node: Node) -> None:
         if node.parent is not None and node.planned == 0 and not node.pages and node.locks == 0 and not node.children:
             del node.parent.children[node.key]
-
-    # Integrity
-
-    def page_counts(self) -> PageCounts:
-        """Counts every page from scratch. Walks the whole tree: for checks and reports, not for every step."""
-        cached: set[int] = set()
-        locked: set[int] = set()
-        for node in self.nodes():
-            (locked if node.locks else cached).update(node.pages)
-        used = self.pool.total - self.pool.free
-        cached -= locked
-        held_by_nodes: dict[int, int] = {}
-        for node in self.nodes():
-            for page in node.pages:
-                held_by_nodes[page] = held_by_nodes.get(page, 0) + 1
-        cached = {page for page in cached if self.pool.holders(page) == held_by_nodes[page]}
-        return PageCounts(self.pool.free, len(cached), used - len(cached), self.pool.total)
-
-    def check(self, private_pages: list[list[int]]) -> None:
-        """Recompute every counter from tree and running requests' `private_pages`; AssertionError if one is off."""
-        holders: dict[int, int] = {}
-        for node in self.nodes():
-            parent = node.parent
-            assert parent is not None
-            assert parent.children[node.key] is node
-            assert node.start == parent.end
-            assert node.planned + node.locks > 0 or node.pages, "a node that nothing needs must be forgotten"
-            assert parent is self.root or parent.planned >= node.planned
-            assert parent is self.root or parent.locks >= node.locks
-            if node.pages:
-                assert len(node.pages) == self._pages_for(node.end) - node.start // self.page_size
-                assert parent is self.root or parent.pages, "a resident node must be reachable through resident ones"
-                assert parent.state is not NodeState.COMPUTING or node.state is NodeState.COMPUTING
-            expected = {NodeState.READY: len(node.tokens), NodeState.PLANNED: 0}.get(node.state, node.computed)
-            assert node.computed == expected
-            for page in node.pages:
-                holders[page] = holders.get(page, 0) + 1
-        for pages in private_pages:
-            for page in pages:
-                holders[page] = holders.get(page, 0) + 1
-        for page in range(1, self.pool.total + 1):
-            assert self.pool.holders(page) == holders.get(page, 0), f"page {page} has a wrong holder count"
-        assert self.pool.free == self.pool.total - len(holders)

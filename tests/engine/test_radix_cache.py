@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
+from engine.cache_check import check_cache, page_counts
 from engine.page_pool import PagePool
 from engine.prefix_order import common_prefix_length, depth_first_order, first_positions
 from engine.radix_cache import NodeState, RadixCache
@@ -106,8 +107,8 @@ class CacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def counters_are_right(self):
-        self.cache.check([job.claim.private_pages for job in self.active if job.claim])
-        counts = self.cache.page_counts()
+        check_cache(self.cache, [job.claim.private_pages for job in self.active if job.claim])
+        counts = page_counts(self.cache)
         assert counts.free + counts.cached + counts.in_use == counts.total == 12
         for node in self.cache.nodes():
             prefix = np.concatenate([part.tokens for part in node.path()])
