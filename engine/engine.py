@@ -13,6 +13,7 @@ import torch
 from engine.attention_cpu import CpuAttention
 from engine.attention_reference import ReferenceAttention
 from engine.cache_check import check_cache, page_counts
+from engine.drafts import Drafter
 from engine.errors import ModelError
 from engine.kv_cache import KVCache
 from engine.page_pool import PagePool
@@ -20,10 +21,10 @@ from engine.prefix_order import depth_first_order
 from engine.radix_cache import Node, RadixCache
 from engine.request import Completion, FinishReason, Request
 from engine.runner import Model, Runner
-from engine.sampler import mask_words, sample
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence as RunningSequence
 from engine.step import Step
+from engine.token_draw import TokenDraw
 
 if TYPE_CHECKING:
     from engine.model_config import ModelConfig
@@ -42,6 +43,7 @@ class EngineSettings:
     )
     reuse: bool = True  # share computed prefixes between requests
     share_prefixes: bool = True  # rows with common pages read them as one attention item
+    drafts: bool = True  # guess tokens that the grammar forces or the prompt has, and check them all at once
     attention: str = "fast"  # "fast" or "reference"
 
 
@@ -56,6 +58,8 @@ class EngineStatistics:
     shared_items: int = 0  # of which served several sequences at once
     peak_pages: int = 0
     preemptions: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0  # of the drafted
     prefill_seconds: float = 0.0  # steps that computed any prompt token
     decode_seconds: float = 0.0  # steps that did not
 
@@ -70,7 +74,6 @@ class Engine:
         self.config = config
         self.settings = settings
         self.statistics = EngineStatistics()
-        self._stop_token_ids = sorted(set(stop_token_ids))
         self.cache = RadixCache(PagePool(settings.kv_pages), settings.page_size)
         self._scheduler = Scheduler(
             self.cache,
@@ -97,6 +100,7 @@ class Engine:
             scale=config.attention_scale, windows=config.windows, page_size=settings.page_size
         )
         self._runner = Runner(model, kv_cache, attention, share_prefixes=settings.share_prefixes)
+        self._token_draw = TokenDraw(model, sorted(stop_token_ids), Drafter() if settings.drafts else None)
         self._stored_hidden: dict[Node, torch.Tensor] = {}  # at the end of prompts that wait to be answered again
 
     @property
@@ -139,8 +143,7 @@ class Engine:
         if step is None:
             return []
         hidden = self._hidden_of(step)
-        sequences = [*step.sampled, *step.resumed]
-        completions = self._draw_tokens(sequences, hidden) if sequences else []
+        completions = self._draw_tokens(step, hidden) if step.sampled or step.resumed else []
         for leaf in [leaf for leaf in self._stored_hidden if not self._scheduler.stored_end_is_needed(leaf)]:
             del self._stored_hidden[leaf]
         self._count(step, time.monotonic() - started)
@@ -176,42 +179,31 @@ class Engine:
         return None
 
     def _hidden_of(self, step: Step) -> torch.Tensor:
+        """Hidden states of the rows that predict tokens: of `step.sampled`, then of `step.resumed`."""
         parts = []
         if len(step.token_ids):
             hidden, items = self._runner.forward(step)
             parts.append(hidden)
             self.statistics.work_items += len(items)
             self.statistics.shared_items += sum(item.first_position is None for item in items)
-            for index, sequence in enumerate(step.sampled):
+            row = 0
+            for rows in step.sampled:
+                sequence = rows.sequence
                 if not sequence.output and self._scheduler.must_store_end(sequence):
-                    self._stored_hidden[sequence.leaf] = hidden[index].clone()
+                    self._stored_hidden[sequence.leaf] = hidden[row].clone()
                     self._scheduler.end_was_stored(sequence.leaf)
+                row += rows.row_count
         if step.resumed:
             parts.append(torch.stack([self._stored_hidden[sequence.leaf] for sequence in step.resumed]))
         return torch.cat(parts)
 
-    def _draw_tokens(self, sequences: Sequence[RunningSequence], hidden: torch.Tensor) -> list[Completion]:
-        logits = self._runner.model.logits(hidden)
-        masks = self._masks(sequences, logits.shape[1])
+    def _draw_tokens(self, step: Step, hidden: torch.Tensor) -> list[Completion]:
+        sequences = [*(rows.sequence for rows in step.sampled), *step.resumed]
         self.statistics.decoding_rows += sum(1 for sequence in sequences if sequence.output)
-        completions = []
-        stuck = set()
-        if masks is not None:
-            allowed = np.bitwise_count(masks).sum(axis=1)
-            for row, sequence in enumerate(sequences):
-                if allowed[row] == 0:
-                    stuck.add(row)
-                elif allowed[row] == 1:
-                    sequence.forced_tokens += 1
-        tokens = sample(
-            logits,
-            masks,
-            [sequence.request.sampling for sequence in sequences],
-            [len(sequence.output) for sequence in sequences],
-        )
+        reasons = self._token_draw.draw(sequences, hidden)
         now = time.monotonic()
-        for row, (sequence, token) in enumerate(zip(sequences, tokens, strict=True)):
-            reason = FinishReason.NO_TOKEN if row in stuck else self._accept(sequence, token)
+        completions = []
+        for sequence, reason in zip(sequences, reasons, strict=True):
             if sequence.first_token_at is None:
                 sequence.first_token_at = now
             if reason is not None:
@@ -219,36 +211,15 @@ class Engine:
                 self._scheduler.finish(sequence)
         return completions
 
-    def _masks(self, sequences: Sequence[RunningSequence], vocabulary_size: int) -> np.ndarray | None:
-        if all(sequence.grammar is None for sequence in sequences):
-            return None
-        masks = np.full((len(sequences), mask_words(vocabulary_size)), -1, dtype=np.int32)
-        for row, sequence in enumerate(sequences):
-            if sequence.grammar is None:
-                continue
-            sequence.grammar.write_mask(masks[row])
-            if sequence.grammar.may_stop:
-                for token_id in self._stop_token_ids:
-                    masks[row].view(np.uint8)[token_id // 8] |= 1 << token_id % 8
-        return masks
-
-    def _accept(self, sequence: RunningSequence, token: int) -> FinishReason | None:
-        if token in self._stop_token_ids:
-            return FinishReason.STOP
-        sequence.output.append(token)
-        if sequence.grammar is not None:
-            sequence.grammar.advance(token)
-            if sequence.grammar.must_stop:
-                return FinishReason.STOP
-        return FinishReason.LENGTH if len(sequence.output) >= sequence.max_output_tokens else None
-
     def _count(self, step: Step, seconds: float) -> None:
         statistics = self.statistics
         statistics.steps += 1
         statistics.step_rows += len(step.token_ids)
         statistics.peak_pages = max(statistics.peak_pages, self.cache.pool.total - self.cache.pool.free)
         statistics.preemptions = self._scheduler.preemptions
-        if len(step.token_ids) > len(step.sampled):
+        statistics.drafted_tokens = self._token_draw.counts.drafted
+        statistics.accepted_tokens = self._token_draw.counts.accepted
+        if step.prompt_rows:
             statistics.prefill_seconds += seconds
         else:
             statistics.decode_seconds += seconds

@@ -28,6 +28,13 @@ class GrammarState(Protocol):
     def roll_back(self, tokens: int) -> None:
         """Take back the last `tokens` accepted tokens."""
 
+    @property
+    def only_token(self) -> int | None:
+        """The token that must come next, if the grammar allows exactly one and the answer may not stop here."""
+
+    def forced_tokens(self) -> list[int]:
+        """Tokens that spell the text that must come next, as far as it is certain; a draft, checked like any other."""
+
 
 class Grammar(Protocol):
     """A compiled grammar, shared by every row that uses it."""

@@ -46,6 +46,7 @@ class Node:
         "planned",
         "start",
         "tokens",
+        "__weakref__",
     )
 
     def __init__(self, parent: Node | None, key: int, tokens: np.ndarray, start: int) -> None:

@@ -58,4 +58,5 @@ class Runner:
             return self._attention.run(layer, query, self._cache)
 
         hidden = self.model.forward(torch.from_numpy(step.token_ids).to(device), positions, attend)
-        return hidden[torch.tensor(step.sampled_rows, dtype=torch.int64, device=device)], items
+        sampled_rows = [row for rows in step.sampled for row in range(rows.row_start, rows.row_start + rows.row_count)]
+        return hidden[torch.tensor(sampled_rows, dtype=torch.int64, device=device)], items

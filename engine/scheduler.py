@@ -32,6 +32,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self._waiting_at: Counter[Node] = Counter()  # waiting sequences by the node their prompt ends in
         self._stored_ends: set[Node] = set()  # prompt ends whose hidden state the runner keeps
+        self._rows_of: dict[Sequence, int] = {}  # of decoding sequences in the step being filled
         self.preemptions = 0
 
     def add(self, sequence: Sequence) -> None:
@@ -57,24 +58,36 @@ class Scheduler:
     def next_step(self) -> Step | None:
         """The next step, or None when nothing is left to do."""
         builder = StepBuilder(self._cache.page_size)
-        room = self._step_tokens
         ending: set[Node] = set()
         for sequence in list(self.running):
-            if sequence in self.running and sequence.to_compute == 1:
+            if sequence in self.running and sequence.is_decoding:
                 self._make_room_for_output(sequence)
-        decoding = [sequence for sequence in self.running if sequence.to_compute == 1]
-        prefill_room = room - len(decoding)
+        room = self._reserve_decoding_rows()
         for sequence in self.running:  # in plan order, so that rows with common pages stand side by side
-            if sequence.to_compute == 1:
-                self._schedule(builder, sequence, 1, ending)
-            elif prefill_room > 0:
-                prefill_room -= self._schedule(builder, sequence, prefill_room, ending)
-        while self.waiting and prefill_room > 0 and len(self.running) < self._max_rows:
+            if sequence.is_decoding:
+                self._schedule(builder, sequence, self._rows_of[sequence], ending)
+            elif room > 0:
+                room -= self._schedule(builder, sequence, room, ending)
+        while self.waiting and room > 0 and len(self.running) < self._max_rows:
             sequence = self.waiting[0]
             if self._cache.is_blocked(sequence.leaf) or sequence.leaf in ending or not self._admit(builder, sequence):
                 break
-            prefill_room -= self._schedule(builder, sequence, prefill_room, ending)
+            room -= self._schedule(builder, sequence, room, ending)
         return None if builder.is_empty else builder.build()
+
+    def _reserve_decoding_rows(self) -> int:
+        """Share the step among decoding rows: first what each must compute, then their drafts. Returns the rest."""
+        room = self._step_tokens
+        decoding = [sequence for sequence in self.running if sequence.is_decoding]
+        self._rows_of = {}
+        for sequence in decoding:
+            self._rows_of[sequence] = min(sequence.to_compute, room)
+            room -= self._rows_of[sequence]
+        for sequence in decoding:
+            del sequence.draft[room if self._rows_of[sequence] == sequence.to_compute else 0 :]
+            self._rows_of[sequence] += len(sequence.draft)
+            room -= len(sequence.draft)
+        return room
 
     def finish(self, sequence: Sequence) -> None:
         """Take a running sequence out: its pages go back and its plan ends."""
@@ -120,12 +133,14 @@ class Scheduler:
         """Put up to `room` tokens of `sequence` into the step; returns how many."""
         if sequence.to_compute == 0:
             return self._schedule_known_prompt(builder, sequence)
-        count = min(sequence.to_compute, room)
+        count = min(sequence.to_compute + len(sequence.draft), room)
+        if count == 0:
+            return 0
         builder.add(sequence, sequence.computed, count)
         sequence.computed += count
         self._cache.advance(sequence.leaf, sequence, sequence.computed)
-        if sequence.to_compute == 0:
-            builder.sample_last_row(sequence)
+        if sequence.to_compute <= 0:
+            builder.sample_last_rows(sequence, 1 + len(sequence.draft))
             if not sequence.output:
                 ending.add(sequence.leaf)
         return count
@@ -139,11 +154,13 @@ class Scheduler:
         last = sequence.prompt_length - 1
         sequence.cached_tokens = min(sequence.cached_tokens, last)
         builder.add(sequence, last, 1, keep_kv=False)
-        builder.sample_last_row(sequence)
+        builder.sample_last_rows(sequence)
         return 1
 
     def _make_room_for_output(self, sequence: Sequence) -> None:
-        missing = -(-sequence.length // self._cache.page_size) - len(sequence.page_table)
+        capacity = len(sequence.page_table) * self._cache.page_size
+        del sequence.draft[max(capacity - sequence.length, 0) :]  # a guess is not worth a page
+        missing = self._cache.pages_for(sequence.length) - len(sequence.page_table)
         while missing > 0:
             if self._cache.make_room(missing):
                 sequence.add_pages(self._cache.pool.allocate(missing))

@@ -18,6 +18,7 @@ class Sequence:
         self.max_output_tokens = max_output_tokens
         self.grammar: GrammarState | None = request.grammar.start() if request.grammar else None
         self.output: list[int] = []
+        self.draft: list[int] = []  # guesses at the next output, each allowed by the grammar after the ones before
         self.computed = 0
         self.page_table = np.empty(0, dtype=np.int32)
         self.private_pages: list[int] = []
@@ -42,14 +43,20 @@ class Sequence:
         """Tokens whose KV is missing before the next token can be drawn."""
         return self.length - self.computed
 
+    @property
+    def is_decoding(self) -> bool:
+        """Whether the whole prompt is computed and output has begun."""
+        return bool(self.output) and self.computed >= self.prompt_length
+
     def tokens(self, first_position: int, count: int) -> np.ndarray:
-        """`count` token ids from `first_position` of prompt and output."""
+        """`count` token ids from `first_position` of prompt, output and draft."""
         end = first_position + count
         prompt_part = self.request.prompt[first_position:end]
         if end <= self.prompt_length:
             return prompt_part
         output_start = max(first_position - self.prompt_length, 0)
-        output_part = np.asarray(self.output[output_start : end - self.prompt_length], dtype=np.int32)
+        written = self.output + self.draft if self.draft else self.output
+        output_part = np.asarray(written[output_start : end - self.prompt_length], dtype=np.int32)
         return np.concatenate([prompt_part, output_part])
 
     def admit(self, claim: Claim, now: float) -> None:
@@ -71,6 +78,7 @@ class Sequence:
     def give_up_pages(self) -> list[int]:
         """Forget the pages, so that the request can be claimed anew; returns what it held itself."""
         pages, self.private_pages = self.private_pages, []
+        self.draft = []
         self.page_table = np.empty(0, dtype=np.int32)
         self.computed = 0
         return pages

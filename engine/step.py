@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,9 +26,18 @@ class SequenceRows:
         return self.first_position + self.row_count
 
 
-@dataclass
+@dataclass(frozen=True)
+class SampledRows:
+    """Rows of a step that predict tokens of a sequence: its next one, and one after each token of its draft."""
+
+    sequence: Sequence
+    row_start: int
+    row_count: int
+
+
+@dataclass(frozen=True)
 class Step:
-    """A step as it is being filled; `StepBuilder` makes it, the runner executes it."""
+    """One forward step; `StepBuilder` makes it, the runner executes it."""
 
     token_ids: np.ndarray  # int64 [rows]
     positions: np.ndarray  # int64 [rows]
@@ -37,9 +46,9 @@ class Step:
     write_slots: np.ndarray  # int64 [writes]: ... into slot `write_slots[i]`; a row may write to several
     copy_sources: np.ndarray  # int64 [copies]: slots whose KV is older than this step ...
     copy_targets: np.ndarray  # int64 [copies]: ... and where it goes before the step
-    sampled: list[Sequence] = field(default_factory=list)  # sequences that get a token, and the row that predicts it
-    sampled_rows: list[int] = field(default_factory=list)
-    resumed: list[Sequence] = field(default_factory=list)  # whose prompt end was computed for an identical prompt
+    prompt_rows: int  # rows that compute tokens of prompts; the others are output and drafts
+    sampled: list[SampledRows]
+    resumed: list[Sequence]  # whose prompt end was computed for an identical prompt: no row, but a token
 
 
 class StepBuilder:
@@ -51,12 +60,12 @@ class StepBuilder:
         self._positions: list[np.ndarray] = []
         self._rows: list[SequenceRows] = []
         self._row_count = 0
+        self._prompt_rows = 0
         self._writer_of_slot: dict[int, int] = {}
         self._write_rows: list[np.ndarray] = []
         self._write_slots: list[np.ndarray] = []
         self._copies: dict[int, int] = {}  # target slot -> source slot, older than this step
-        self.sampled: list[Sequence] = []
-        self.sampled_rows: list[int] = []
+        self._sampled: list[SampledRows] = []
         self.resumed: list[Sequence] = []
 
     @property
@@ -98,11 +107,11 @@ class StepBuilder:
         self._write_rows.append(rows)
         self._write_slots.append(slots)
         self._row_count += count
+        self._prompt_rows += max(0, min(count, sequence.prompt_length - first_position))
 
-    def sample_last_row(self, sequence: Sequence) -> None:
-        """The last row added predicts the next token of `sequence`."""
-        self.sampled.append(sequence)
-        self.sampled_rows.append(self._row_count - 1)
+    def sample_last_rows(self, sequence: Sequence, count: int = 1) -> None:
+        """The last `count` rows added predict tokens of `sequence`."""
+        self._sampled.append(SampledRows(sequence, self._row_count - count, count))
 
     def build(self) -> Step:
         """The finished step."""
@@ -118,7 +127,7 @@ class StepBuilder:
             write_slots=join(self._write_slots),
             copy_sources=np.fromiter(self._copies.values(), dtype=np.int64, count=len(self._copies)),
             copy_targets=np.fromiter(self._copies.keys(), dtype=np.int64, count=len(self._copies)),
-            sampled=self.sampled,
-            sampled_rows=self.sampled_rows,
+            prompt_rows=self._prompt_rows,
+            sampled=self._sampled,
             resumed=self.resumed,
         )

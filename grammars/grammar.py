@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from outlines_core import Guide, Index
 
 from .errors import GrammarTooLarge, InvalidSchema, UnsupportedSchema
+from .forced_text import ForcedText
 from .fragment import Fragment
 from .limits import LADDER, MAX_TRANSITIONS
 from .schema_references import Located, SchemaDocument
@@ -54,6 +55,8 @@ class JsonGrammar:
         self._words = -(-vocabulary.size // 32)
         self._rows: dict[int, Words] = {}
         self._must_stop: dict[int, bool] = {}
+        self._only: dict[int, int | None] = {}
+        self.forced_text = ForcedText(self._index, vocabulary)
 
     def start(self) -> "JsonGrammarState":
         """A new state at the beginning of an answer."""
@@ -79,6 +82,17 @@ class JsonGrammar:
             tokens = self._index.get_allowed_tokens(state) if self.may_stop(state) else None
             self._must_stop[state] = tokens == [self.vocabulary.end_id]
         return self._must_stop[state]
+
+    def only_token(self, state: int, tokens: list[int]) -> int | None:
+        """The one token that may follow, or None if there are several or the answer may stop; `tokens` as for `row`."""
+        if state not in self._only:
+            row = self.row(state, tokens)
+            single = int(np.bitwise_count(row).sum()) == 1 and not self.may_stop(state)
+            word = int(row.nonzero()[0][0]) if single else 0
+            self._only[state] = (
+                word * 32 + int(row[word : word + 1].view(np.uint32)[0]).bit_length() - 1 if single else None
+            )
+        return self._only[state]
 
     def row(self, state: int, tokens: list[int]) -> Words:
         """The mask of a state, which `tokens` lead to from the start. Built once; callers must not change it."""
@@ -118,6 +132,15 @@ class JsonGrammarState:
     def must_stop(self) -> bool:
         """True when the answer is complete and no token may follow."""
         return self._grammar.must_stop(self._states[-1])
+
+    @property
+    def only_token(self) -> int | None:
+        """The token that must come next, if exactly one is allowed and the answer may not stop here."""
+        return self._grammar.only_token(self._states[-1], self._tokens)
+
+    def forced_tokens(self) -> list[int]:
+        """Tokens that spell the text that must come next; a proposal, since the text may be split otherwise."""
+        return self._grammar.forced_text.tokens(self._states[-1])
 
     def write_mask(self, words: Words) -> None:
         """Write the tokens allowed next into `words`, int32 of at least [ceil(size / 32)], overwritten whole."""

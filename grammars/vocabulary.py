@@ -84,6 +84,11 @@ class TokenVocabulary:
         return by_bytes
 
     @cached_property
+    def longest(self) -> int:
+        """Bytes of the longest usable token."""
+        return max(map(len, self.usable), default=1)
+
+    @cached_property
     def alphabet(self) -> CharacterSet:
         """The characters that can be spelled byte by byte."""
         return spellable(frozenset(text[0] for text in self.usable if len(text) == 1))
@@ -109,7 +114,7 @@ class TokenVocabulary:
     def fewest_tokens(self, text: str) -> int:
         """The least number of tokens that spell `text`, whose characters all have single-byte tokens."""
         content = text.encode()
-        longest = min(max(map(len, self.usable), default=1), len(content))
+        longest = min(self.longest, len(content))
         fewest = [0] + [len(content) + 1] * len(content)
         for end in range(1, len(content) + 1):
             for start in range(max(0, end - longest), end):

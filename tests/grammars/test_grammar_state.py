@@ -127,3 +127,56 @@ def test_stock_schemas() -> None:
         assert 0 < grammar.shortest_tokens <= len(grammar.shortest_text)
     with pytest.raises(KeyError, match="verdict"):
         stock_schema("verdicts")
+
+
+def walk(grammar, text: bytes):
+    """A state after the byte tokens of `text`."""
+    state = grammar.start()
+    for byte in text:
+        state.advance(VOCABULARY.usable[bytes([byte])][0])
+    return state
+
+
+def spelled(state: JsonGrammarState) -> bytes:
+    return b"".join(VOCABULARY.tokens[token] for token in state.forced_tokens())
+
+
+def test_forced_text_ends_where_there_is_a_choice() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"answer": {"enum": ["yes, it is", "yes, it was"]}, "quote": {"type": "string", "maxLength": 5}},
+        "required": ["answer", "quote"],
+    }
+    grammar = compile_schema(schema, VOCABULARY)
+    assert spelled(grammar.start()) == b'{"answer":"yes, it '
+    assert spelled(walk(grammar, b'{"answer":"yes, it w')) == b'as","quote":"'
+    assert spelled(walk(grammar, b'{"answer":"yes, it was","quote":"ab')) == b""
+    assert spelled(walk(grammar, b'{"answer":"yes, it was","quote":"abcde')) == b'"}'
+    done = walk(grammar, b'{"answer":"yes, it was","quote":"abcde"}')
+    assert (done.must_stop, spelled(done)) == (True, b"")
+
+
+def test_nothing_is_forced_where_the_answer_may_stop() -> None:
+    grammar = compile_schema({"enum": [1, 12]}, VOCABULARY)
+    state = walk(grammar, b"1")
+    assert (state.may_stop, state.only_token, spelled(state)) == (True, None, b"")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 10_000), max_size=40))
+def test_forced_tokens_and_the_only_token_are_what_the_masks_say(picks: list[int]) -> None:
+    state = GRAMMAR.start()
+    for pick in picks:
+        ids = allowed_ids(state, VOCABULARY)
+        if not ids.size:
+            break
+        only = int(ids[0]) if ids.size == 1 and not state.may_stop else None
+        assert state.only_token == only
+        forced = state.forced_tokens()
+        if forced:
+            first_bytes = {VOCABULARY.tokens[int(token)][:1] for token in ids}
+            assert first_bytes == {VOCABULARY.tokens[forced[0]][:1]}
+        for token in forced:
+            state.advance(token)
+        state.roll_back(len(forced))
+        state.advance(int(ids[pick % ids.size]))

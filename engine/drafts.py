@@ -1,0 +1,127 @@
+"""Guesses at the next output tokens: text that the grammar forces, and text that the prompt has after the same words.
+
+A draft is checked against the model in one step, under the grammar's mask, so it changes how many tokens a step
+yields and never which. Answers quote documents; where one does, the words after the quoted ones are good guesses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from engine.grammar import GrammarState
+from engine.radix_cache import Node
+from engine.sequence import Sequence
+
+KEY_TOKENS = 2
+"""A guess follows the last place in the prompt where the same two tokens stand."""
+
+FIRST_LENGTH = 3
+MOST_LENGTH = 8
+"""How many tokens are guessed at first, and at most after guesses that were right to the end."""
+
+
+class NodeIndex:
+    """Where each pair of tokens stands last in a node's tokens, which are kept: a node may be split later."""
+
+    def __init__(self, tokens: np.ndarray) -> None:
+        self._tokens = tokens
+        pairs = zip(tokens[:-1].tolist(), tokens[1:].tolist(), strict=True)
+        self._places = {pair: place + KEY_TOKENS for place, pair in enumerate(pairs)}
+
+    def after(self, key: tuple[int, int], length: int) -> list[int]:
+        """Up to `length` tokens that follow the last place of `key`."""
+        place = self._places.get(key)
+        return [] if place is None else self._tokens[place : place + length].tolist()
+
+
+@dataclass
+class _Habit:
+    """How guesses from the prompt have fared for one sequence."""
+
+    indexes: list[NodeIndex] = field(default_factory=list)  # of its prompt, the longest part first
+    length: int = FIRST_LENGTH
+    failures: int = 0  # in a row
+    pause: int = 0  # draws to let pass before the next guess
+    is_guess: bool = False  # whether the draft that is being checked came from the prompt
+
+
+class Drafter:
+    """Proposes drafts for sequences, and stops where they do not come true.
+
+    A sequence whose guess from the prompt was wrong at once sits out as many draws as it has failed in a row, so that
+    guessing switches itself off where the answer does not quote.
+    """
+
+    def __init__(self) -> None:
+        self._indexes: WeakKeyDictionary[Node, NodeIndex] = WeakKeyDictionary()
+        self._habits: WeakKeyDictionary[Sequence, _Habit] = WeakKeyDictionary()
+
+    def propose(self, sequence: Sequence) -> list[int]:
+        """Tokens that may come next, each allowed by the grammar after the ones before; often none.
+
+        At least one token is left to be drawn after the draft, so the row's longest output is never passed.
+        """
+        most = sequence.max_output_tokens - len(sequence.output) - 1
+        if most <= 0:
+            return []
+        habit = self._habits.get(sequence)
+        if habit is None:
+            habit = self._habits[sequence] = _Habit(self._indexes_of(sequence.leaf))
+        forced = sequence.grammar.forced_tokens() if sequence.grammar is not None else []
+        habit.is_guess = not forced
+        guesses = forced or _quote(sequence.output, habit)
+        return _allowed_part(sequence.grammar, guesses[:most])
+
+    def learn(self, sequence: Sequence, proposed: int, accepted: int) -> None:
+        """Hear how many of the `proposed` tokens of the last draft were right."""
+        habit = self._habits.get(sequence)
+        if habit is None or not habit.is_guess or proposed == 0:
+            return
+        if accepted == proposed:
+            habit.length = min(2 * habit.length, MOST_LENGTH)
+            habit.failures = 0
+        elif accepted == 0:
+            habit.length = FIRST_LENGTH
+            habit.failures += 1
+            habit.pause = habit.failures
+
+    def _indexes_of(self, leaf: Node) -> list[NodeIndex]:
+        """An index a node, made once and shared by all sequences of a document."""
+        indexes = []
+        for node in sorted(leaf.path(), key=lambda node: len(node.tokens), reverse=True):
+            if node not in self._indexes:
+                self._indexes[node] = NodeIndex(node.tokens)
+            indexes.append(self._indexes[node])
+        return indexes
+
+
+def _quote(output: list[int], habit: _Habit) -> list[int]:
+    if len(output) < KEY_TOKENS:
+        return []
+    if habit.pause > 0:
+        habit.pause -= 1
+        return []
+    key = (output[-2], output[-1])
+    for index in habit.indexes:
+        guesses = index.after(key, habit.length)
+        if guesses:
+            return guesses
+    return []
+
+
+def _allowed_part(grammar: GrammarState | None, guesses: list[int]) -> list[int]:
+    """The leading guesses that the grammar allows; the grammar is left as it was."""
+    if grammar is None or not guesses:
+        return guesses
+    allowed = 0
+    for token in guesses:
+        try:
+            grammar.advance(token)
+        except ValueError:
+            break
+        allowed += 1
+    grammar.roll_back(allowed)
+    return guesses[:allowed]

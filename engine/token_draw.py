@@ -1,0 +1,124 @@
+"""From hidden states to accepted tokens: masks along drafts, one draw a row, and how far each draft was right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Sequenced
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.drafts import Drafter
+from engine.request import FinishReason
+from engine.runner import Model
+from engine.sampler import mask_words, sample
+from engine.sequence import Sequence
+
+
+@dataclass
+class DrawCounts:
+    """What was drawn: `drafted` tokens were guessed, of which `accepted` were right."""
+
+    drafted: int = 0
+    accepted: int = 0
+
+
+class TokenDraw:
+    """Draws the next tokens of sequences. `drafter` None: one token a step, except where only one is allowed."""
+
+    def __init__(self, model: Model, stop_token_ids: Sequenced[int], drafter: Drafter | None) -> None:
+        self._model = model
+        self._stop_token_ids = frozenset(stop_token_ids)
+        self._drafter = drafter
+        self.counts = DrawCounts()
+
+    def draw(self, sequences: Sequenced[Sequence], hidden: torch.Tensor) -> list[FinishReason | None]:
+        """Append tokens to each sequence's output; says which sequences have ended, and why.
+
+        `hidden` [rows, hidden_size]: for each sequence, in order, the row that predicts its next token and then one
+        row after each token of its draft. The sequences' drafts are used up and new ones proposed.
+        """
+        logits = self._model.logits(hidden)
+        masks, allowed_counts = self._masks(sequences, logits.shape[1])
+        parameters = [sequence.request.sampling for sequence in sequences for _ in range(1 + len(sequence.draft))]
+        indices = [len(sequence.output) + offset for sequence in sequences for offset in range(1 + len(sequence.draft))]
+        tokens = sample(logits, masks, parameters, indices)
+        reasons = []
+        row = 0
+        for sequence in sequences:
+            end = row + 1 + len(sequence.draft)
+            reasons.append(self._accept(sequence, tokens[row:end], allowed_counts[row:end]))
+            row = end
+        return reasons
+
+    def _masks(self, sequences: Sequenced[Sequence], vocabulary_size: int) -> tuple[np.ndarray | None, np.ndarray]:
+        """Packed masks of all rows (None if no sequence has a grammar), and how many tokens each row allows."""
+        rows = sum(1 + len(sequence.draft) for sequence in sequences)
+        if all(sequence.grammar is None for sequence in sequences):
+            return None, np.full(rows, vocabulary_size)
+        masks = np.full((rows, mask_words(vocabulary_size)), -1, dtype=np.int32)
+        row = 0
+        for sequence in sequences:
+            if sequence.grammar is None:
+                row += 1 + len(sequence.draft)
+                continue
+            for token in [*sequence.draft, None]:
+                self._write_mask(sequence, masks[row])
+                row += 1
+                if token is not None:
+                    sequence.grammar.advance(token)
+            sequence.grammar.roll_back(len(sequence.draft))
+        return masks, np.bitwise_count(masks).sum(axis=1)
+
+    def _write_mask(self, sequence: Sequence, words: np.ndarray) -> None:
+        assert sequence.grammar is not None
+        sequence.grammar.write_mask(words)
+        if sequence.grammar.may_stop:
+            for token_id in self._stop_token_ids:
+                words.view(np.uint8)[token_id // 8] |= 1 << token_id % 8
+
+    def _accept(self, sequence: Sequence, tokens: list[int], allowed_counts: np.ndarray) -> FinishReason | None:
+        """Append drawn tokens as long as each confirms the draft that the next was drawn after."""
+        draft, sequence.draft = sequence.draft, []
+        accepted = 0
+        reason = None
+        for place, token in enumerate(tokens):
+            if allowed_counts[place] == 0:
+                reason = FinishReason.NO_TOKEN
+                break
+            sequence.forced_tokens += int(allowed_counts[place] == 1 and token not in self._stop_token_ids)
+            reason = self._append(sequence, token)
+            if place == len(draft) or token != draft[place]:
+                break
+            accepted += 1
+            if reason is not None:
+                break
+        sequence.computed = sequence.length - 1  # the KV of what was drafted wrongly is written over
+        self.counts.drafted += len(draft)
+        self.counts.accepted += accepted
+        if reason is None:
+            reason = self._append_certain(sequence)
+        if self._drafter is not None and reason is None:
+            self._drafter.learn(sequence, len(draft), accepted)
+            sequence.draft = self._drafter.propose(sequence)
+        return reason
+
+    def _append(self, sequence: Sequence, token: int) -> FinishReason | None:
+        if token in self._stop_token_ids:
+            return FinishReason.STOP
+        sequence.output.append(token)
+        if sequence.grammar is not None:
+            sequence.grammar.advance(token)
+            if sequence.grammar.must_stop:
+                return FinishReason.STOP
+        return FinishReason.LENGTH if len(sequence.output) >= sequence.max_output_tokens else None
+
+    def _append_certain(self, sequence: Sequence) -> FinishReason | None:
+        """Append tokens for as long as the grammar allows exactly one: no logits are needed to know them."""
+        grammar = sequence.grammar
+        while grammar is not None and (token := grammar.only_token) is not None:
+            sequence.forced_tokens += 1
+            reason = self._append(sequence, token)
+            if reason is not None:
+                return reason
+        return None

@@ -1,0 +1,162 @@
+"""Drafts change how many tokens a step yields, never which."""
+
+import numpy as np
+import pytest
+
+from engine.drafts import NodeIndex
+from engine.request import FinishReason, Request, SamplingParameters
+from tests.engine.conftest import STOP_ID, VOCABULARY_SIZE, random_prompts, tokens
+
+
+class ScriptGrammar:
+    """Allows at each place the tokens of a list of sets; the answer may stop after `shortest` and must at the end."""
+
+    def __init__(self, allowed, shortest=None, forced=()):
+        self.allowed = [sorted(choices) for choices in allowed]
+        self.shortest = len(self.allowed) if shortest is None else shortest
+        self.forced = dict(forced)
+
+    def start(self):
+        return ScriptState(self)
+
+
+class ScriptState:
+    def __init__(self, grammar):
+        self.grammar = grammar
+        self.text = []
+
+    @property
+    def may_stop(self):
+        return len(self.text) >= self.grammar.shortest
+
+    @property
+    def must_stop(self):
+        return len(self.text) == len(self.grammar.allowed)
+
+    def choices(self):
+        return [] if self.must_stop else self.grammar.allowed[len(self.text)]
+
+    @property
+    def only_token(self):
+        return self.choices()[0] if len(self.choices()) == 1 and not self.may_stop else None
+
+    def write_mask(self, words):
+        words[:] = 0
+        for token in self.choices():
+            words.view(np.uint8)[token // 8] |= 1 << token % 8
+
+    def advance(self, token):
+        if token not in self.choices():
+            raise ValueError(token)
+        self.text.append(token)
+
+    def roll_back(self, count):
+        assert count <= len(self.text)
+        del self.text[len(self.text) - count :]
+
+    def forced_tokens(self):
+        return list(self.grammar.forced.get(len(self.text), ()))
+
+
+def requests_of(prompts, grammar=None, **sampling):
+    sampling = {"max_tokens": 40, **sampling}
+    return [
+        Request(index, prompt, SamplingParameters(seed=index, **sampling), grammar)
+        for index, prompt in enumerate(prompts)
+    ]
+
+
+def results(completions):
+    return [(c.output_tokens, c.finish_reason, c.computed_tokens, c.forced_tokens) for c in completions]
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    # The tiny model soon falls into loops; the prompts hold some of them, as a document holds what an answer quotes.
+    loops = tokens(*[3, 43] * 6, *[1, 19, 30] * 4)
+    return [np.concatenate([loops, prompt]) for prompt in random_prompts(seed=11, documents=3, questions=4)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(
+    "settings", [{}, {"step_tokens": 5}, {"max_rows": 2}, {"kv_pages": 14, "reserved_output": 0.2}]
+)
+def test_guesses_from_the_prompt_change_no_answer(make_engine, prompts, temperature, settings):
+    requests = requests_of(prompts, temperature=temperature)
+    plain = make_engine(drafts=False, stop_token_ids=())
+    expected = results(plain.run(requests))
+    engine = make_engine(stop_token_ids=(), **settings)
+    assert results(engine.run(requests)) == expected
+    engine.check()
+    assert engine.statistics.drafted_tokens > 0
+    if not settings and temperature == 0:
+        assert 0 < engine.statistics.accepted_tokens < engine.statistics.drafted_tokens
+
+
+def test_a_wrong_draft_is_rolled_back_to_the_token(make_engine, prompts):
+    """The grammar claims that some text is forced; the model mostly wants other tokens."""
+    everything = set(range(2, VOCABULARY_SIZE))
+    allowed = [everything] * 3 + [{7, 8}] + [everything] * 6 + [{9}, {10}] + [everything] * 4
+    wrong = {place: [5, 6, 7, 8, 9] for place in range(0, 16, 2)}
+    plain, drafted = (ScriptGrammar(allowed, shortest=12, forced=forced) for forced in ({}, wrong))
+    expected = results(make_engine(drafts=False).run(requests_of(prompts, plain)))
+    engine = make_engine()
+    assert results(engine.run(requests_of(prompts, drafted))) == expected
+    engine.check()
+    assert engine.statistics.drafted_tokens > engine.statistics.accepted_tokens
+    assert {reason for _, reason, _, _ in expected} == {FinishReason.STOP}
+    assert {len(output) for output, _, _, _ in expected} <= set(range(12, 17))
+
+
+def test_right_drafts_save_steps(make_engine, prompts):
+    everything = set(range(2, VOCABULARY_SIZE))
+    allowed = [everything] * 20
+    plain = make_engine(drafts=False)
+    completions = plain.run(requests_of(prompts[:1], ScriptGrammar(allowed)))
+    output = completions[0].output_tokens
+    assert len(output) == 20
+    engine = make_engine()
+    forced = ScriptGrammar(allowed, forced={place: output[place : place + 5] for place in range(20)})
+    assert engine.run(requests_of(prompts[:1], forced))[0].output_tokens == output
+    assert engine.statistics.steps < plain.statistics.steps / 2
+    assert engine.statistics.accepted_tokens == engine.statistics.drafted_tokens > 10
+
+
+@pytest.mark.parametrize("drafts", [True, False])
+def test_where_one_token_is_allowed_no_step_is_needed(make_engine, prompts, drafts):
+    everything = set(range(2, VOCABULARY_SIZE))
+    grammar = ScriptGrammar([everything, *({token} for token in range(20, 32)), everything, {33}])
+    engine = make_engine(drafts=drafts)
+    completion = engine.run(requests_of(prompts[:1], grammar))[0]
+    assert completion.output_tokens[1:13] == list(range(20, 32))
+    assert completion.output_tokens[14] == 33
+    assert completion.forced_tokens == 13
+    assert completion.finish_reason is FinishReason.STOP
+    assert engine.statistics.steps == 2
+
+
+def test_certain_tokens_are_cut_at_the_limit(make_engine, prompts):
+    grammar = ScriptGrammar([{token} for token in range(10, 30)])
+    completion = make_engine().run(requests_of(prompts[:1], grammar, max_tokens=6))[0]
+    assert (completion.output_tokens, completion.finish_reason) == (list(range(10, 16)), FinishReason.LENGTH)
+
+
+def test_a_grammar_without_a_next_token_ends_the_row(make_engine, prompts):
+    grammar = ScriptGrammar([{4, 5}, set(), {6}])
+    completion = make_engine().run(requests_of(prompts[:1], grammar))[0]
+    assert (completion.finish_reason, len(completion.output_tokens)) == (FinishReason.NO_TOKEN, 1)
+
+
+def test_an_answer_that_may_go_on_can_stop(make_engine, prompts):
+    grammar = ScriptGrammar([{4, 5}] * 30, shortest=1)
+    completions = make_engine(stop_token_ids=(STOP_ID, 40)).run(requests_of(prompts, grammar, temperature=3.0))
+    assert {completion.finish_reason for completion in completions} == {FinishReason.STOP}
+    assert len({len(completion.output_tokens) for completion in completions}) > 1
+
+
+def test_the_index_finds_the_last_place():
+    index = NodeIndex(tokens(1, 2, 3, 4, 1, 2, 5, 6, 7))
+    assert index.after((1, 2), 2) == [5, 6]
+    assert index.after((6, 7), 2) == []
+    assert index.after((9, 9), 2) == []
+    assert NodeIndex(tokens(3)).after((3, 3), 1) == []
