@@ -1,0 +1,105 @@
+"""README's commands and queries, run as they stand, on the sample data with the embedded model's real weights."""
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from docqa import main as command_line
+from jobs.store import AnswerStore
+from jobs.validate import AnswerValidator
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+
+
+def commands():
+    return [line[2:] for block in blocks("console") for line in block.splitlines() if line.startswith("$ ")]
+
+
+def queries_with_output():
+    return re.findall(r"^```sql\n(.*?)^```\n```\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def sample_run(tmp_path_factory):
+    """All of README's docqa commands in a copy of the sample: (folder, exit status by command)."""
+    folder = tmp_path_factory.mktemp("readme")
+    shutil.copytree(ROOT / "sample_data", folder / "sample_data", ignore=shutil.ignore_patterns("*.duckdb*"))
+    statuses = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for command in commands():
+            patch.setattr(sys, "argv", command.split())
+            try:
+                command_line.main()
+                statuses[command] = 0
+            except SystemExit as ended:
+                statuses[command] = ended.code or 0
+    return folder, statuses
+
+
+def test_readme_has_commands_and_five_queries():
+    assert len(commands()) >= 4
+    assert all(command.startswith("docqa ") for command in commands())
+    assert len(queries_with_output()) >= 5
+
+
+def test_the_commands_do_what_they_say(sample_run):
+    _, statuses = sample_run
+    assert [status for command, status in statuses.items() if "max_failures" not in command] == [0, 0, 0]
+    assert [status for command, status in statuses.items() if "max_failures" in command] == [1]
+
+
+def test_the_sample_is_answered_validly_and_every_shared_token_once(sample_run):
+    folder, _ = sample_run
+    database = folder / "sample_data" / "answers.duckdb"
+    store = AnswerStore(database, read_only=True)
+    run = store.latest_run()
+    assert (run.rows_total, run.rows_ok) == (47, 47)
+    assert run.computed_tokens == run.minimum_tokens < run.prompt_tokens / 8
+    assert store.check() == []
+    validator = AnswerValidator(json.loads((folder / "sample_data" / "verdict.json").read_text()))
+    with duckdb.connect(str(database), read_only=True) as connection:
+        answers = connection.execute("SELECT answer FROM answers").fetchall()
+    assert all(validator.check(answer).error is None for (answer,) in answers)
+
+
+@pytest.mark.parametrize("index", range(len(queries_with_output())))
+def test_a_query_gives_the_columns_that_readme_shows(sample_run, index):
+    query, output = queries_with_output()[index]
+    folder, _ = sample_run
+    with duckdb.connect(str(folder / "sample_data" / "answers.duckdb"), read_only=True) as connection:
+        relation = connection.sql(query)
+        header = [cell.strip() for cell in output.splitlines()[1].strip("│").split("│")]
+        assert relation.columns == header
+        assert len(relation.fetchall()) > 0 or "0 rows" in output
+
+
+def test_the_settings_that_readme_shows_exist():
+    import tomllib
+
+    from jobs.job_values import SECTIONS
+
+    for block in blocks("toml"):
+        for section, values in tomllib.loads(block).items():
+            assert set(values) <= set(SECTIONS[section])
+
+
+def test_the_folders_that_readme_shows_exist():
+    for name in re.findall(r"^(\w+)/ ", README, flags=re.MULTILINE):
+        assert (ROOT / name).is_dir()
+
+
+def test_make_targets_that_readme_names_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    for target in set(re.findall(r"make (demo|test|test-slow|lint|types|setup)\b", README)):
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
