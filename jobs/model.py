@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerFast
 
-    from engine.engine import Engine
+    from engine.decoder import Decoder
+    from engine.engine import Engine, EngineSettings
 
 SHARE_OF_FREE_MEMORY = 0.5
 """The KV cache takes at most this share of the memory that is free, unless engine.kv_memory says otherwise."""
@@ -66,38 +67,61 @@ class JobModel:
 
 def make_engine(job: Job, model: JobModel, plan: Plan) -> Engine:
     """Load the weights and make an engine with room for the plan. Raises ModelError."""
-    import torch
+    device = choose_device(job.model.device)
+    dtype = choose_dtype(job.model.dtype, device)
+    settings = engine_settings(job, model, plan, dtype, device)
+    return make_engine_of(load_decoder(model, dtype, device), model, settings, dtype, device)
 
+
+def load_decoder(model: JobModel, dtype: torch.dtype, device: str) -> Decoder:
+    """The model's weights, ready to run. Raises ModelError."""
     from engine.decoder import Decoder
-    from engine.engine import Engine, EngineSettings
     from engine.weights import load_weights
 
-    device = job.model.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ModelError(f"model.device is {device!r}, but torch finds no GPU; use auto or cpu.")
-    dtype = choose_dtype(job.model.dtype, device)
+    return Decoder(model.config, load_weights(model.folder, model.config, dtype, device))
+
+
+def make_engine_of(
+    decoder: Decoder, model: JobModel, settings: EngineSettings, dtype: torch.dtype, device: str
+) -> Engine:
+    """An engine with a cache of its own over a loaded decoder."""
+    from engine.engine import Engine
+
+    stops = stop_token_ids(model.folder, model.tokenizer)
+    return Engine(decoder, model.config, settings, stops, dtype=dtype, device=device)
+
+
+def engine_settings(job: Job, model: JobModel, plan: Plan, dtype: torch.dtype, device: str) -> EngineSettings:
+    """The engine's settings for a job, everything that is `auto` resolved. Raises ModelError."""
+    from engine.engine import EngineSettings
+
     page_size = job.engine.page_size
     limit = job.engine.kv_memory
-    automatic = limit is None
     if limit is None:
         limit = int(free_memory_bytes(device) * SHARE_OF_FREE_MEMORY)
     pages = kv_pages_in(limit, model.config, page_size, dtype.itemsize)
     if pages < 1:
         raise ModelError(f"engine.kv_memory is {limit} bytes, which holds no KV page of this model; raise it.")
-    if automatic:
+    if job.engine.kv_memory is None:
         pages = max(1, min(pages, plan.pages_wanted(page_size)))
-    decoder = Decoder(model.config, load_weights(model.folder, model.config, dtype, device))
     on_cpu = device == "cpu"
-    settings = EngineSettings(
+    return EngineSettings(
         kv_pages=pages,
         page_size=page_size,
         step_tokens=job.engine.step_tokens or (1024 if on_cpu else 8192),
         attention="fast" if on_cpu else "reference",
     )
-    stops = stop_token_ids(model.folder, model.tokenizer)
-    return Engine(decoder, model.config, settings, stops, dtype=dtype, device=device)
+
+
+def choose_device(name: str) -> str:
+    """The device of `auto`, `cpu`, `cuda` or `cuda:N`. Raises ModelError for a GPU that is not there."""
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ModelError(f"model.device is {name!r}, but torch finds no GPU; use auto or cpu.")
+    return name
 
 
 def choose_dtype(name: str, device: str) -> torch.dtype:

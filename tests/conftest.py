@@ -2,6 +2,8 @@ from pathlib import Path
 
 import pytest
 
+import engine  # noqa: F401  # before torch, for what it sets
+
 pytest_plugins = ["tests.job_fixtures"]
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"

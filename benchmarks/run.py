@@ -1,0 +1,214 @@
+"""One command for named workloads: python benchmarks/run.py contracts [--without drafts,order] [--ablation] [--json].
+
+Prints rows and tokens per second, computed against least tokens, latencies, how full steps were, pages at peak, and
+how much of the machine's measured matrix-product rate was reached. Everything is measured in this one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import engine  # noqa: F401, I001  # before torch, for what it sets
+import numpy as np
+import torch
+
+from benchmarks.workloads import WORKLOADS, write_job
+from engine.engine import Engine
+from engine.kv_memory import kv_page_bytes
+from engine.model_config import ModelConfig
+from engine.request import Completion, FinishReason, Request, SamplingParameters
+from jobs.job_file import load_job
+from jobs.model import choose_dtype, engine_settings, load_decoder, make_engine_of
+from jobs.run import PreparedJob, prepare
+
+SWITCHES = {
+    "drafts": {"drafts": False},
+    "shared-prefix": {"share_prefixes": False},
+    "reuse": {"reuse": False},
+    "native": {"attention": "torch"},
+    "order": {},
+}
+"""What can be left out, and the engine settings that do it; the order is left out by running rows as they came."""
+
+
+def main() -> None:
+    """Run the workload of the command line, once or in all variants."""
+    arguments = _arguments()
+    with tempfile.TemporaryDirectory() as folder:
+        settings = ["[model]", f'dtype = "{arguments.dtype}"'] if arguments.dtype else []
+        job = load_job(write_job(arguments.workload, arguments.size, Path(folder), settings), arguments.set)
+        prepared = prepare(job)
+    model = prepared.model
+    dtype = choose_dtype(job.model.dtype, "cpu")
+    decoder = load_decoder(model, dtype, "cpu")
+    peak = matrix_product_flops(dtype)
+    leave_out = [name for name in (arguments.without or "").split(",") if name]
+    variants = [leave_out] if not arguments.ablation else [[], *([name] for name in SWITCHES)]
+    for without in variants:
+        settings = engine_settings(job, model, prepared.plan, dtype, "cpu")
+        for name in without:
+            settings = replace(settings, **SWITCHES[name])
+        if arguments.pool:
+            settings = replace(settings, kv_pages=max(1, round(settings.kv_pages * arguments.pool)))
+        engine = make_engine_of(decoder, model, settings, dtype, "cpu")
+        for temperature in ("cold", "warm")[: 1 + arguments.warm]:
+            result = measure(engine, prepared, ordered="order" not in without)
+            result |= {"workload": arguments.workload, "without": without, "cache": temperature, "dtype": str(dtype)}
+            result["peak_share"] = result["flops"] / result["seconds"] / peak
+            result["peak_gflops"] = peak / 1e9
+            print(json.dumps(result) if arguments.json else table(result), flush=True)
+        del engine
+
+
+def measure(engine: Engine, prepared: PreparedJob, *, ordered: bool) -> dict[str, Any]:
+    """Answer every row of the plan once; `ordered` False runs the rows as the input has them."""
+    planned = prepared.plan.rows
+    place = {id(row): index for index, row in enumerate(prepared.data.rows)}
+    order = range(len(planned)) if ordered else sorted(range(len(planned)), key=lambda i: place[id(planned[i].row)])
+    sampling = SamplingParameters(max_tokens=prepared.job.sampling.max_tokens)
+    requests = [
+        Request(i, planned[i].prompt, sampling, planned[i].schema.grammar, planned[i].schema.grammar.shortest_tokens)
+        for i in order
+    ]
+    before = replace(engine.statistics)
+    started = time.perf_counter()
+    completions = engine.submit(requests)
+    first_token_seconds = None
+    while engine.has_work:
+        completions += engine.step()
+        if first_token_seconds is None and completions:
+            first_token_seconds = time.perf_counter() - started
+    seconds = time.perf_counter() - started
+    engine.check()
+    return _figures(engine, prepared, completions, seconds, first_token_seconds, before)
+
+
+def _figures(
+    engine: Engine,
+    prepared: PreparedJob,
+    completions: list[Completion],
+    seconds: float,
+    first: float | None,
+    before: Any,
+) -> dict[str, Any]:
+    vocabulary = prepared.model.grammars.vocabulary
+    texts = {
+        c.request_id: b"".join(vocabulary.tokens[token] for token in c.output_tokens).decode(errors="replace")
+        for c in completions
+    }
+    planned = prepared.plan.rows
+    valid = sum(
+        c.finish_reason is FinishReason.STOP
+        and planned[c.request_id].schema.validator.check(texts[c.request_id]).error is None
+        for c in completions
+    )
+    after = engine.statistics
+    steps = after.steps - before.steps
+    step_rows = after.step_rows - before.step_rows
+    output_tokens = sum(len(c.output_tokens) for c in completions)
+    minimum = prepared.plan.minimum_tokens
+    return {
+        "rows": len(completions),
+        "valid": valid,
+        "seconds": seconds,
+        "rows_per_second": len(completions) / seconds,
+        "prompt_tokens": prepared.plan.prompt_tokens,
+        "prompt_tokens_per_second": prepared.plan.prompt_tokens / seconds,
+        "computed_tokens": sum(c.computed_tokens for c in completions),
+        "minimum_tokens": minimum,
+        "output_tokens": output_tokens,
+        "output_tokens_per_second": output_tokens / seconds,
+        "first_answer_seconds": first,
+        **_latencies(completions),
+        "steps": steps,
+        "rows_per_step": step_rows / max(steps, 1),
+        "prefill_seconds": after.prefill_seconds - before.prefill_seconds,
+        "decode_seconds": after.decode_seconds - before.decode_seconds,
+        "drafted_tokens": after.drafted_tokens - before.drafted_tokens,
+        "accepted_tokens": after.accepted_tokens - before.accepted_tokens,
+        "peak_pages": after.peak_pages,
+        "pages": engine.settings.kv_pages,
+        "peak_kv_bytes": after.peak_pages * kv_page_bytes(engine.config, engine.settings.page_size, 2),
+        "flops": _flops(engine.config, completions, planned, step_rows),
+    }
+
+
+def _latencies(completions: list[Completion]) -> dict[str, float]:
+    values = {}
+    for name in ("ttft_seconds", "latency_seconds"):
+        seconds = [getattr(c, name) for c in completions if getattr(c, name) is not None]
+        for share in (50, 95):
+            values[f"{name}_p{share}"] = float(np.percentile(seconds, share)) if seconds else 0.0
+    return values
+
+
+def _flops(config: ModelConfig, completions: list[Completion], planned: Any, step_rows: int) -> float:
+    """Multiply-adds of what had to be computed, twice: the layers' products, the head, and attention over all keys."""
+    heads = config.heads * config.head_size
+    layer = config.hidden_size * (2 * heads + 2 * config.kv_heads * config.head_size + 3 * config.intermediate_size)
+    total = 2.0 * step_rows * config.layers * layer
+    for c in completions:
+        length = c.prompt_tokens
+        attended = c.computed_tokens * (c.cached_tokens + c.computed_tokens / 2) + len(c.output_tokens) * length
+        total += 4.0 * attended * heads * config.layers
+        total += 2.0 * len(c.output_tokens) * config.hidden_size * config.vocabulary_size
+    return total
+
+
+def matrix_product_flops(dtype: torch.dtype) -> float:
+    """The machine's measured rate of large matrix products in this dtype, in flops a second: the best of several runs."""
+    left, right = torch.randn(1024, 1536, dtype=dtype), torch.randn(1536, 1536, dtype=dtype)
+    rates = []
+    for _ in range(12):
+        started = time.perf_counter()
+        for _ in range(4):
+            left @ right
+        rates.append(4 * 2 * 1024 * 1536 * 1536 / (time.perf_counter() - started))
+    return statistics.quantiles(rates, n=10)[-1]
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result for people."""
+    without = f" without {', '.join(result['without'])}" if result["without"] else ""
+    accepted = result["accepted_tokens"] / result["drafted_tokens"] if result["drafted_tokens"] else 0.0
+    return (
+        f"{result['workload']}{without}, {result['cache']}, {result['dtype']}: {result['seconds']:.1f} s, "
+        f"{result['rows']} rows ({result['valid']} valid), {result['rows_per_second']:.2f} rows/s\n"
+        f"  prompt {result['prompt_tokens']:,} tokens ({result['prompt_tokens_per_second']:,.0f}/s), computed "
+        f"{result['computed_tokens']:,} / least {result['minimum_tokens']:,} = "
+        f"{result['computed_tokens'] / result['minimum_tokens']:.3f}; output {result['output_tokens']:,} tokens\n"
+        f"  steps {result['steps']} of {result['rows_per_step']:.0f} rows; prefill {result['prefill_seconds']:.1f} s, "
+        f"decode {result['decode_seconds']:.1f} s; drafts {result['drafted_tokens']:,}, {accepted:.0%} right\n"
+        f"  first token p50/p95 {result['ttft_seconds_p50']:.2f}/{result['ttft_seconds_p95']:.2f} s, answer "
+        f"{result['latency_seconds_p50']:.2f}/{result['latency_seconds_p95']:.2f} s; pages at peak "
+        f"{result['peak_pages']:,} of {result['pages']:,}; {result['peak_share']:.0%} of the matrix-product rate "
+        f"({result['peak_gflops']:.0f} GFLOP/s)"
+    )
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("workload", choices=list(WORKLOADS))
+    parser.add_argument("--size", type=int, help="documents or questions, instead of the workload's own number")
+    parser.add_argument("--without", help=f"leave out, comma-separated: {', '.join(SWITCHES)}")
+    parser.add_argument("--ablation", action="store_true", help="everything, then without each switch in turn")
+    parser.add_argument("--pool", type=float, help="KV pages as a share of what the work could use")
+    parser.add_argument("--warm", action="store_true", help="run again on the warm cache")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"])
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any job setting")
+    parser.add_argument("--json", action="store_true", help="one JSON object a run")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
