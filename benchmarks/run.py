@@ -18,7 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import engine  # noqa: F401, I001  # before torch, for what it sets
+import engine as _engine  # noqa: F401, I001  # before torch, for what it sets
 import numpy as np
 import torch
 
@@ -166,7 +166,7 @@ def _flops(config: ModelConfig, completions: list[Completion], planned: Any, ste
 
 
 def matrix_product_flops(dtype: torch.dtype) -> float:
-    """The machine's measured rate of large matrix products in this dtype, in flops a second: the best of several runs."""
+    """The measured rate of large matrix products in this dtype, in flops a second: the best of several runs."""
     left, right = torch.randn(1024, 1536, dtype=dtype), torch.randn(1536, 1536, dtype=dtype)
     rates = []
     for _ in range(12):

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from engine.attention_cpu import CpuAttention
-from engine.attention_reference import ReferenceAttention
+from engine.attention_choice import make_attention
 from engine.cache_check import check_cache, page_counts
 from engine.drafts import Drafter
-from engine.errors import ModelError
 from engine.kv_cache import KVCache
 from engine.page_pool import PagePool
 from engine.prefix_order import depth_first_order
@@ -44,7 +42,7 @@ class EngineSettings:
     reuse: bool = True  # share computed prefixes between requests
     share_prefixes: bool = True  # rows with common pages read them as one attention item
     drafts: bool = True  # guess tokens that the grammar forces or the prompt has, and check them all at once
-    attention: str = "fast"  # "fast" or "reference"
+    attention: str = "auto"  # the fastest that runs here, or "native", "torch", "reference"
 
 
 @dataclass
@@ -90,15 +88,7 @@ class Engine:
             dtype=dtype,
             device=device,
         )
-        backends: dict[str, type[CpuAttention] | type[ReferenceAttention]] = {
-            "fast": CpuAttention,
-            "reference": ReferenceAttention,
-        }
-        if settings.attention not in backends:
-            raise ModelError(f"engine.attention is {settings.attention!r}; it must be one of {', '.join(backends)}.")
-        attention = backends[settings.attention](
-            scale=config.attention_scale, windows=config.windows, page_size=settings.page_size
-        )
+        attention = make_attention(settings.attention, config, settings.page_size, dtype, device)
         self._runner = Runner(model, kv_cache, attention, share_prefixes=settings.share_prefixes)
         self._token_draw = TokenDraw(model, sorted(stop_token_ids), Drafter() if settings.drafts else None)
         self._stored_hidden: dict[Node, torch.Tensor] = {}  # at the end of prompts that wait to be answered again

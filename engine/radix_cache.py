@@ -34,6 +34,7 @@ class Node:
     """One edge of the prefix tree: `tokens` at positions `start` up to `end`."""
 
     __slots__ = (
+        "__weakref__",
         "children",
         "computed",
         "key",
@@ -46,7 +47,6 @@ class Node:
         "planned",
         "start",
         "tokens",
-        "__weakref__",
     )
 
     def __init__(self, parent: Node | None, key: int, tokens: np.ndarray, start: int) -> None:

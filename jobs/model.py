@@ -104,13 +104,8 @@ def engine_settings(job: Job, model: JobModel, plan: Plan, dtype: torch.dtype, d
         raise ModelError(f"engine.kv_memory is {limit} bytes, which holds no KV page of this model; raise it.")
     if job.engine.kv_memory is None:
         pages = max(1, min(pages, plan.pages_wanted(page_size)))
-    on_cpu = device == "cpu"
-    return EngineSettings(
-        kv_pages=pages,
-        page_size=page_size,
-        step_tokens=job.engine.step_tokens or (1024 if on_cpu else 8192),
-        attention="fast" if on_cpu else "reference",
-    )
+    step_tokens = job.engine.step_tokens or (1024 if device == "cpu" else 8192)
+    return EngineSettings(kv_pages=pages, page_size=page_size, step_tokens=step_tokens)
 
 
 def choose_device(name: str) -> str:

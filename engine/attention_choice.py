@@ -1,0 +1,37 @@
+"""Which attention backend runs: by name, or the fastest that this machine and model allow."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from engine import attention_native
+from engine.attention import AttentionBackend
+from engine.attention_cpu import CpuAttention
+from engine.attention_native import NativeAttention
+from engine.attention_reference import ReferenceAttention
+from engine.errors import ModelError
+from engine.model_config import ModelConfig
+
+logger = logging.getLogger(__name__)
+
+BACKENDS = ("auto", "native", "torch", "reference")
+
+
+def make_attention(name: str, config: ModelConfig, page_size: int, dtype: torch.dtype, device: str) -> AttentionBackend:
+    """The backend of that name. Raises ModelError for an unknown one, and for one that can't run here."""
+    if name not in BACKENDS:
+        raise ModelError(f"The attention backend is {name!r}; it must be one of {', '.join(BACKENDS)}.")
+    reason = "it runs on the CPU only"
+    if device == "cpu":
+        reason = attention_native.unavailable_reason(dtype, config.heads, config.kv_heads, config.head_size) or ""
+    if name == "native" and reason:
+        raise ModelError(f"The native attention backend can't run here: {reason}; use auto.")
+    chosen: type[NativeAttention] | type[CpuAttention] | type[ReferenceAttention] = ReferenceAttention
+    if name == "native" or (name == "auto" and not reason):
+        chosen = NativeAttention
+    elif name == "torch" or (name == "auto" and device == "cpu"):
+        logger.debug("attention runs without native kernels: %s", reason or "asked for")
+        chosen = CpuAttention
+    return chosen(scale=config.attention_scale, windows=config.windows, page_size=page_size)

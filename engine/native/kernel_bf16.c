@@ -1,0 +1,37 @@
+/* Attention on bfloat16: products of pairs (VDPBF16PS) with fp32 sums. */
+
+#include "attention.h"
+
+#ifdef HAVE_KERNELS
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,fma")
+
+#include <immintrin.h>
+
+#define ELEMENTS_IN_WORD 2
+typedef uint16_t Element;
+
+/* Adds two products of 16-bit pairs to each 32-bit lane. */
+static inline __attribute__((always_inline)) __m512 multiply_add(__m512 sum, __m512i left, __m512i right) {
+    return _mm512_dpbf16_ps(sum, (__m512bh)left, (__m512bh)right);
+}
+
+/* 16 lanes to 16 elements, rounded to nearest even. */
+static inline __attribute__((always_inline)) void store_elements(Element *target, __m512 lanes) {
+    _mm256_storeu_si256((__m256i *)target, (__m256i)_mm512_cvtneps_pbh(lanes));
+}
+
+static inline __attribute__((always_inline)) __m512 load_elements(const Element *source) {
+    __m512i lanes = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)source));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(lanes, 16));
+}
+
+/* 16 lanes of word pairs: elements of `even` in the low, of `odd` in the high half. */
+static inline __attribute__((always_inline)) __m512i pair_rows(const Element *even, const Element *odd) {
+    __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)even));
+    __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)odd));
+    return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+}
+
+#define KERNEL docqa_kernel_bf16
+#include "unit.h"
+#endif

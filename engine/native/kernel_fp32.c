@@ -1,0 +1,33 @@
+/* Attention on fp32. */
+
+#include "attention.h"
+
+#ifdef HAVE_KERNELS
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,fma")
+
+#include <immintrin.h>
+
+#define ELEMENTS_IN_WORD 1
+typedef float Element;
+
+static inline __attribute__((always_inline)) __m512 multiply_add(__m512 sum, __m512i left, __m512i right) {
+    return _mm512_fmadd_ps(_mm512_castsi512_ps(left), _mm512_castsi512_ps(right), sum);
+}
+
+static inline __attribute__((always_inline)) void store_elements(Element *target, __m512 lanes) {
+    _mm512_storeu_ps(target, lanes);
+}
+
+static inline __attribute__((always_inline)) __m512 load_elements(const Element *source) {
+    return _mm512_loadu_ps(source);
+}
+
+/* A word is one element here: there is no second row. */
+static inline __attribute__((always_inline)) __m512i pair_rows(const Element *even, const Element *odd) {
+    (void)odd;
+    return _mm512_loadu_si512(even);
+}
+
+#define KERNEL docqa_kernel_fp32
+#include "unit.h"
+#endif
