@@ -7,7 +7,8 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from engine.model_config import ModelConfig
-from engine.rotary import Rotary, rotate
+from engine.native.row_operations import add_rms_norm, rotate, silu_multiply
+from engine.rotary import Rotary
 from engine.weights import DecoderWeights, LayerWeights
 
 # (layer, query [T, heads, head_size], key [T, kv_heads, head_size], value, as key) -> [T, heads, head_size].
@@ -41,17 +42,25 @@ class Decoder:
                 linear.pack()
         weights.head.pack()
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Hidden states after the final norm, [T, hidden_size], of tokens `token_ids` [T] at `positions` [T] (int64).
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, attend: Attend, needed_rows: Tensor | None = None
+    ) -> Tensor:
+        """Hidden states after the final norm of tokens `token_ids` [T] at `positions` [T] (int64).
 
-        `attend` is called once a layer, in order.
+        Of all T rows, [T, hidden_size], or of `needed_rows` [n] only: past the last layer's keys and values, nothing
+        is computed for the others. `attend` is called once a layer, in order.
         """
         hidden = functional.embedding(token_ids, self.weights.embedding)
         cosine, sine = self._rotary.angles(positions)
+        addend = None
+        last = self.config.layers - 1
         for index, layer in enumerate(self.weights.layers):
-            hidden += self._attention(index, layer, self._norm(hidden, layer.attention_norm), cosine, sine, attend)
-            hidden += self._mlp(layer, self._norm(hidden, layer.mlp_norm))
-        return self._norm(hidden, self.weights.final_norm)
+            normed = self._add_norm(hidden, addend, layer.attention_norm)
+            attended = self._attention(index, layer, normed, cosine, sine, attend)
+            if index == last and needed_rows is not None:
+                attended, hidden = attended[needed_rows], hidden[needed_rows]
+            addend = self._mlp(layer, self._add_norm(hidden, layer.output(attended), layer.mlp_norm))
+        return self._add_norm(hidden, addend, self.weights.final_norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """fp32 [n, vocabulary_size] for rows of `forward`'s result, `hidden` [n, hidden_size].
@@ -74,11 +83,18 @@ class Decoder:
             query = rotate(self._norm(query, layer.query_norm), cosine, sine)
             key = rotate(self._norm(key, layer.key_norm), cosine, sine)
         attended = attend(index, query, key, value.view(tokens, config.kv_heads, config.head_size))
-        return layer.output(attended.reshape(tokens, self._query_size))
+        return attended.reshape(tokens, self._query_size)
 
     def _mlp(self, layer: LayerWeights, normed: Tensor) -> Tensor:
-        gate, up = layer.gate_up(normed).chunk(2, dim=-1)
+        gate_up = layer.gate_up(normed)
+        if self.config.activation in ("silu", "swish"):
+            return layer.down(silu_multiply(gate_up))
+        gate, up = gate_up.chunk(2, dim=-1)
         return layer.down(self._activate(gate).mul_(up))
+
+    def _add_norm(self, hidden: Tensor, addend: Tensor | None, weight: Tensor) -> Tensor:
+        """Add `addend` to `hidden` in place, and norm the sum."""
+        return add_rms_norm(hidden, addend, weight, self.config.norm_epsilon)
 
     def _norm(self, rows: Tensor, weight: Tensor) -> Tensor:
         """RMSNorm over the last dimension (Zhang and Sennrich, 2019): fp32 inside, the dtype of `rows` outside."""

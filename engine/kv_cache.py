@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from engine.native.row_operations import write_slots
 from engine.page_pool import NULL_PAGE
 
 
@@ -28,8 +29,8 @@ class KVCache:
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Put `key` and `value` [writes, kv_heads, head_size] into `slots` [writes] of a layer."""
-        self.keys[layer].index_copy_(1, slots, key.transpose(0, 1))
-        self.values[layer].index_copy_(1, slots, value.transpose(0, 1))
+        write_slots(self.keys[layer], slots, key)
+        write_slots(self.values[layer], slots, value)
 
     def copy(self, sources: Tensor, targets: Tensor) -> None:
         """Copy slots in every layer. All sources are read before any target is written."""

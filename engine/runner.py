@@ -17,8 +17,10 @@ from engine.work_list import WorkItem, build_work_list
 class Model(Protocol):
     """What the runner needs of a decoder; tests put a stub here."""
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Hidden states [rows, hidden_size] after the final norm."""
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, attend: Attend, needed_rows: Tensor | None = None
+    ) -> Tensor:
+        """Hidden states [needed rows, hidden_size] after the final norm."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """fp32 logits [n, vocabulary_size] of hidden states [n, hidden_size]."""
@@ -57,6 +59,7 @@ class Runner:
                 self._cache.write(layer, write_slots, key[write_rows], value[write_rows])
             return self._attention.run(layer, query, self._cache)
 
-        hidden = self.model.forward(torch.from_numpy(step.token_ids).to(device), positions, attend)
         sampled_rows = [row for rows in step.sampled for row in range(rows.row_start, rows.row_start + rows.row_count)]
-        return hidden[torch.tensor(sampled_rows, dtype=torch.int64, device=device)], items
+        needed_rows = torch.tensor(sampled_rows, dtype=torch.int64, device=device)
+        hidden = self.model.forward(torch.from_numpy(step.token_ids).to(device), positions, attend, needed_rows)
+        return hidden, items
