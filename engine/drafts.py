@@ -22,6 +22,9 @@ FIRST_LENGTH = 3
 MOST_LENGTH = 8
 """How many tokens are guessed at first, and at most after guesses that were right to the end."""
 
+FORCED_TRIES = 4
+"""A forced text is drafted whole this many times, and then as far as it proved right."""
+
 
 class NodeIndex:
     """Where each pair of tokens stands last in a node's tokens, which are kept: a node may be split later."""
@@ -45,19 +48,34 @@ class _Habit:
     length: int = FIRST_LENGTH
     failures: int = 0  # in a row
     pause: int = 0  # draws to let pass before the next guess
-    is_guess: bool = False  # whether the draft that is being checked came from the prompt
+    forced: tuple[int, ...] = ()  # the forced text that the draft being checked is of; empty if it came from the prompt
+
+
+@dataclass
+class _ForcedRecord:
+    """How often each token of one forced text was right. The text is certain, how the model splits it is not."""
+
+    tries: int = 0
+    right: list[int] = field(default_factory=list)
+
+    def worth_trying(self) -> int:
+        """Leading tokens that were right at least half of the time."""
+        if self.tries < FORCED_TRIES:
+            return len(self.right)
+        return next((i for i, right in enumerate(self.right) if 2 * right < self.tries), len(self.right))
 
 
 class Drafter:
     """Proposes drafts for sequences, and stops where they do not come true.
 
     A sequence whose guess from the prompt was wrong at once sits out as many draws as it has failed in a row, so that
-    guessing switches itself off where the answer does not quote.
+    guessing switches itself off where the answer does not quote. Forced text is remembered over all sequences.
     """
 
     def __init__(self) -> None:
         self._indexes: WeakKeyDictionary[Node, NodeIndex] = WeakKeyDictionary()
         self._habits: WeakKeyDictionary[Sequence, _Habit] = WeakKeyDictionary()
+        self._forced: dict[tuple[int, ...], _ForcedRecord] = {}
 
     def propose(self, sequence: Sequence) -> list[int]:
         """Tokens that may come next, each allowed by the grammar after the ones before; often none.
@@ -70,17 +88,25 @@ class Drafter:
         habit = self._habits.get(sequence)
         if habit is None:
             habit = self._habits[sequence] = _Habit(self._indexes_of(sequence.leaf))
-        forced = sequence.grammar.forced_tokens() if sequence.grammar is not None else []
-        habit.is_guess = not forced
-        guesses = forced or _quote(sequence.output, habit)
+        habit.forced = tuple(sequence.grammar.forced_tokens()) if sequence.grammar is not None else ()
+        if habit.forced:
+            record = self._forced.setdefault(habit.forced, _ForcedRecord(right=[0] * len(habit.forced)))
+            guesses = list(habit.forced[: record.worth_trying()])
+        else:
+            guesses = _quote(sequence.output, habit)
         return _allowed_part(sequence.grammar, guesses[:most])
 
     def learn(self, sequence: Sequence, proposed: int, accepted: int) -> None:
         """Hear how many of the `proposed` tokens of the last draft were right."""
         habit = self._habits.get(sequence)
-        if habit is None or not habit.is_guess or proposed == 0:
+        if habit is None or proposed == 0:
             return
-        if accepted == proposed:
+        if habit.forced:
+            record = self._forced[habit.forced]
+            record.tries += 1
+            for place in range(accepted):
+                record.right[place] += 1
+        elif accepted == proposed:
             habit.length = min(2 * habit.length, MOST_LENGTH)
             habit.failures = 0
         elif accepted == 0:
