@@ -19,8 +19,13 @@ logger = logging.getLogger(__name__)
 BACKENDS = ("auto", "native", "torch", "reference")
 
 
-def make_attention(name: str, config: ModelConfig, page_size: int, dtype: torch.dtype, device: str) -> AttentionBackend:
-    """The backend of that name. Raises ModelError for an unknown one, and for one that can't run here."""
+def make_attention(
+    name: str, config: ModelConfig, page_size: int, dtype: torch.dtype, device: str, *, deterministic: bool
+) -> AttentionBackend:
+    """The backend of that name. Raises ModelError for an unknown one, and for what can't be had here.
+
+    A `deterministic` one gives a row the same bits whatever other rows are in the step.
+    """
     if name not in BACKENDS:
         raise ModelError(f"The attention backend is {name!r}; it must be one of {', '.join(BACKENDS)}.")
     reason = "it runs on the CPU only"
@@ -28,6 +33,14 @@ def make_attention(name: str, config: ModelConfig, page_size: int, dtype: torch.
         reason = attention_native.unavailable_reason(dtype, config.heads, config.kv_heads, config.head_size) or ""
     if name == "native" and reason:
         raise ModelError(f"The native attention backend can't run here: {reason}; use auto.")
+    if deterministic:
+        if reason or name not in ("auto", "native"):
+            raise ModelError(
+                f"engine.deterministic needs the native attention backend ({reason or name}); turn it off."
+            )
+        return NativeAttention(
+            scale=config.attention_scale, windows=config.windows, page_size=page_size, split_keys=False
+        )
     chosen: type[NativeAttention] | type[CpuAttention] | type[ReferenceAttention] = ReferenceAttention
     if name == "native" or (name == "auto" and not reason):
         chosen = NativeAttention

@@ -87,11 +87,14 @@ class _Plan:
 class NativeAttention:
     """`windows[layer]` is the number of most recent keys a row sees (itself included), or None for all.
 
-    Ask `unavailable_reason` before making one. Query and cache have the same dtype; `scale` is positive.
+    Ask `unavailable_reason` before making one. Query and cache have the same dtype; `scale` is positive. With
+    `split_keys` False a row's keys are summed in an order that depends on its position alone: the same bits whatever
+    else is in the step, as long as each row has one item.
     """
 
-    def __init__(self, *, scale: float, windows: Sequence[int | None], page_size: int) -> None:
+    def __init__(self, *, scale: float, windows: Sequence[int | None], page_size: int, split_keys: bool = True) -> None:
         assert scale > 0, scale
+        self._split_keys = split_keys
         self._scale = scale
         self._windows = windows
         self._page_size = page_size
@@ -132,7 +135,7 @@ class NativeAttention:
         """The arguments that all layers of a step with this window share; the step's first such layer plans them."""
         key = (window, heads, kv_heads, head_size)
         if key not in self._plans:
-            plan = _plan_units(self._items, window, heads // kv_heads, kv_heads, self._tile_rows)
+            plan = _plan_units(self._items, window, heads // kv_heads, kv_heads, self._tile_rows, self._split_keys)
             self._plans[key] = plan, self._fill_arguments(plan, *key)
         plan, arguments = self._plans[key]
         arguments.threads = 1 if plan.pairs < LEAST_PARALLEL_PAIRS else torch.get_num_threads()
@@ -191,7 +194,9 @@ def _columns(items: Sequence[WorkItem], positions: np.ndarray) -> _ItemArrays:
     )
 
 
-def _plan_units(items: _ItemArrays, window: int | None, group: int, kv_heads: int, tile_rows: int) -> _Plan:
+def _plan_units(
+    items: _ItemArrays, window: int | None, group: int, kv_heads: int, tile_rows: int, split_keys: bool
+) -> _Plan:
     """Cut items into tiles of rows, tiles into ranges of keys, and say where each row of each unit goes."""
     tiles_of_item = -(-items.row_count // (tile_rows // group))
     item, part = _repeat(tiles_of_item)
@@ -200,13 +205,17 @@ def _plan_units(items: _ItemArrays, window: int | None, group: int, kv_heads: in
     first_key = items.first_key[item]
     lowest, highest = _position_range(items.positions, row_start, row_end)
     key_end = np.minimum(items.key_count[item], highest - first_key + 1)
-    key_begin = np.zeros_like(key_end) if window is None else np.maximum(0, lowest - window + 1 - first_key)
+    key_begin = np.zeros_like(key_end)
+    if window is not None and split_keys:
+        key_begin = np.maximum(0, lowest - window + 1 - first_key)
     key_begin = key_begin // _VECTOR_LANES * _VECTOR_LANES
 
     pairs = (row_end - row_start) * group * np.maximum(0, key_end - key_begin)
     total_pairs = int(pairs.sum()) * kv_heads
     task_pairs = max(LEAST_TASK_PAIRS, total_pairs // LEAST_TASKS)
     splits = np.minimum(-(-pairs // task_pairs), -(-(key_end - key_begin) // _VECTOR_LANES))
+    if not split_keys:
+        splits = np.minimum(splits, 1)
     splits = np.maximum(splits, 0)  # a range that a window leaves empty makes no unit
     tile, part = _repeat(splits)
     step = -(-(key_end - key_begin)[tile] // splits[tile])

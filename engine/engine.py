@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from engine.model_config import ModelConfig
 
 
+DETERMINISTIC_ROW_BLOCK = 64
+"""Rows of every matrix product in deterministic mode: another number of rows may be summed in another order."""
+
+
 @dataclass(frozen=True)
 class EngineSettings:
     """How the engine runs. Every optimisation has a switch, so that its gain can be shown and the plain path kept."""
@@ -42,6 +46,7 @@ class EngineSettings:
     reuse: bool = True  # share computed prefixes between requests
     share_prefixes: bool = True  # rows with common pages read them as one attention item
     drafts: bool = True  # guess tokens that the grammar forces or the prompt has, and check them all at once
+    deterministic: bool = False  # the same bits for a row whatever the batch, order, chunks, cache and drafts
     attention: str = "auto"  # the fastest that runs here, or "native", "torch", "reference"
 
 
@@ -88,9 +93,14 @@ class Engine:
             dtype=dtype,
             device=device,
         )
-        attention = make_attention(settings.attention, config, settings.page_size, dtype, device)
-        self._runner = Runner(model, kv_cache, attention, share_prefixes=settings.share_prefixes)
-        self._token_draw = TokenDraw(model, sorted(stop_token_ids), Drafter() if settings.drafts else None)
+        attention = make_attention(
+            settings.attention, config, settings.page_size, dtype, device, deterministic=settings.deterministic
+        )
+        # Where a document ends depends on what else is planned, so sharing would let other rows into a row's sums.
+        share_prefixes = settings.share_prefixes and not settings.deterministic
+        row_block = DETERMINISTIC_ROW_BLOCK if settings.deterministic else None
+        self._runner = Runner(model, kv_cache, attention, share_prefixes=share_prefixes, row_block=row_block)
+        self._token_draw = TokenDraw(self._runner, sorted(stop_token_ids), Drafter() if settings.drafts else None)
         self._stored_hidden: dict[Node, torch.Tensor] = {}  # at the end of prompts that wait to be answered again
 
     @property

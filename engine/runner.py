@@ -11,6 +11,7 @@ from engine.attention import AttentionBackend
 from engine.decoder import Attend
 from engine.kv_cache import KVCache
 from engine.step import Step
+from engine.weights import matrix_product_rows
 from engine.work_list import WorkItem, build_work_list
 
 
@@ -27,10 +28,16 @@ class Model(Protocol):
 
 
 class Runner:
-    """Turns steps into hidden states. `share_prefixes` lets rows with common pages read them as one item."""
+    """Turns steps into hidden states. `share_prefixes` lets rows with common pages read them as one item.
 
-    def __init__(self, model: Model, cache: KVCache, attention: AttentionBackend, *, share_prefixes: bool) -> None:
-        self.model = model
+    With `row_block`, every matrix product runs over exactly that many rows at a time.
+    """
+
+    def __init__(
+        self, model: Model, cache: KVCache, attention: AttentionBackend, *, share_prefixes: bool, row_block: int | None
+    ) -> None:
+        self._model = model
+        self._row_block = row_block
         self._cache = cache
         self._attention = attention
         self._share_prefixes = share_prefixes
@@ -61,5 +68,11 @@ class Runner:
 
         sampled_rows = [row for rows in step.sampled for row in range(rows.row_start, rows.row_start + rows.row_count)]
         needed_rows = torch.tensor(sampled_rows, dtype=torch.int64, device=device)
-        hidden = self.model.forward(torch.from_numpy(step.token_ids).to(device), positions, attend, needed_rows)
+        with matrix_product_rows(self._row_block):
+            hidden = self._model.forward(torch.from_numpy(step.token_ids).to(device), positions, attend, needed_rows)
         return hidden, items
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """fp32 logits [n, vocabulary_size] of hidden states [n, hidden_size]."""
+        with matrix_product_rows(self._row_block):
+            return self._model.logits(hidden)

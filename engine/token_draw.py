@@ -10,7 +10,7 @@ import torch
 
 from engine.drafts import Drafter
 from engine.request import FinishReason
-from engine.runner import Model
+from engine.runner import Runner
 from engine.sampler import mask_words, sample
 from engine.sequence import Sequence
 
@@ -26,8 +26,8 @@ class DrawCounts:
 class TokenDraw:
     """Draws the next tokens of sequences. `drafter` None: one token a step, except where only one is allowed."""
 
-    def __init__(self, model: Model, stop_token_ids: Sequenced[int], drafter: Drafter | None) -> None:
-        self._model = model
+    def __init__(self, runner: Runner, stop_token_ids: Sequenced[int], drafter: Drafter | None) -> None:
+        self._runner = runner
         self._stop_token_ids = frozenset(stop_token_ids)
         self._drafter = drafter
         self.counts = DrawCounts()
@@ -38,7 +38,7 @@ class TokenDraw:
         `hidden` [rows, hidden_size]: for each sequence, in order, the row that predicts its next token and then one
         row after each token of its draft. The sequences' drafts are used up and new ones proposed.
         """
-        logits = self._model.logits(hidden)
+        logits = self._runner.logits(hidden)
         masks, allowed_counts = self._masks(sequences, logits.shape[1])
         parameters = [sequence.request.sampling for sequence in sequences for _ in range(1 + len(sequence.draft))]
         indices = [len(sequence.output) + offset for sequence in sequences for offset in range(1 + len(sequence.draft))]

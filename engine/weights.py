@@ -1,6 +1,8 @@
 """A model's matrices, read from safetensors and fused into the few the decoder multiplies by."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +16,22 @@ from engine.model_config import ModelConfig, name_some, safetensors_files
 
 # Buffers that older checkpoints carry and that are computed here.
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", "masked_bias")
+
+
+_row_block: ContextVar[int | None] = ContextVar("row_block", default=None)
+
+
+@contextmanager
+def matrix_product_rows(block: int | None) -> Iterator[None]:
+    """Inside, every product of a `Linear` runs over exactly `block` rows at a time, padded with zeros.
+
+    Libraries choose how to sum by the number of rows; with one number, a row's result depends on that row alone.
+    """
+    token = _row_block.set(block)
+    try:
+        yield
+    finally:
+        _row_block.reset(token)
 
 
 class Linear:
@@ -45,6 +63,14 @@ class Linear:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """[n, inputs] -> [n, outputs]."""
+        block = _row_block.get()
+        if block is None:
+            return self._multiply(rows)
+        count = rows.shape[0]
+        padded = functional.pad(rows, (0, 0, 0, -count % block))
+        return torch.cat([self._multiply(part) for part in padded.split(block)])[:count]
+
+    def _multiply(self, rows: Tensor) -> Tensor:
         if self._packed:
             return torch.ops.mkldnn._linear_pointwise(rows, self.weight, self.bias, "none", [], "")
         return functional.linear(rows, self.weight, self.bias)

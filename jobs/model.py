@@ -105,7 +105,9 @@ def engine_settings(job: Job, model: JobModel, plan: Plan, dtype: torch.dtype, d
     if job.engine.kv_memory is None:
         pages = max(1, min(pages, plan.pages_wanted(page_size)))
     step_tokens = job.engine.step_tokens or (1024 if device == "cpu" else 8192)
-    return EngineSettings(kv_pages=pages, page_size=page_size, step_tokens=step_tokens)
+    return EngineSettings(
+        kv_pages=pages, page_size=page_size, step_tokens=step_tokens, deterministic=job.engine.deterministic
+    )
 
 
 def choose_device(name: str) -> str:

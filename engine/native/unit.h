@@ -125,8 +125,12 @@ static void run_blocks(const Attention *attention, const Unit *unit, int kv_head
     int rows = unit->row_count * (attention->heads / attention->kv_heads), head_size = attention->head_size;
     int low, high;
     visible_range(space, 0, rows, &low, &high);
+    /* Blocks start at multiples of their size where the range does, so that a row's sums do not depend on the rows
+     * beside it, which may see earlier keys. */
+    int begin = low / BLOCK_KEYS * BLOCK_KEYS;
+    if (begin < unit->key_begin) begin = unit->key_begin;
     Block blocks[2];
-    find_block(&blocks[0], attention, unit, kv_head, low / LANES * LANES, high);
+    find_block(&blocks[0], attention, unit, kv_head, begin, high);
     for (int i = 0; blocks[i & 1].count > 0; i++) {
         const Block *block = &blocks[i & 1];
         Block *next = &blocks[(i + 1) & 1];
