@@ -37,6 +37,7 @@ SWITCHES = {
     "reuse": {"reuse": False},
     "native": {"attention": "torch"},
     "order": {},
+    "determinism": {"deterministic": False},
 }
 """What can be left out, and the engine settings that do it; the order is left out by running rows as they came."""
 
@@ -49,11 +50,18 @@ def main() -> None:
         job = load_job(write_job(arguments.workload, arguments.size, Path(folder), settings), arguments.set)
         prepared = prepare(job)
     model = prepared.model
+    if arguments.export:
+        export(prepared, Path(arguments.export))
+        return
     dtype = choose_dtype(job.model.dtype, "cpu")
     decoder = load_decoder(model, dtype, "cpu")
     peak = matrix_product_flops(dtype)
     leave_out = [name for name in (arguments.without or "").split(",") if name]
-    variants = [leave_out] if not arguments.ablation else [[], *([name] for name in SWITCHES)]
+    switches = [name for name in SWITCHES if name != "determinism"]
+    variants = [leave_out] if not arguments.ablation else [[], *([name] for name in switches)]
+    if arguments.compare:
+        variants = [[], leave_out]
+    first_answers: dict[int, list[int]] | None = None
     for without in variants:
         settings = engine_settings(job, model, prepared.plan, dtype, "cpu")
         for name in without:
@@ -62,7 +70,9 @@ def main() -> None:
             settings = replace(settings, kv_pages=max(1, round(settings.kv_pages * arguments.pool)))
         engine = make_engine_of(decoder, model, settings, dtype, "cpu")
         for temperature in ("cold", "warm")[: 1 + arguments.warm]:
-            result = measure(engine, prepared, ordered="order" not in without)
+            result, answers = measure(engine, prepared, ordered="order" not in without)
+            first_answers = first_answers or answers
+            result["rows_that_differ"] = sum(answers[i] != first_answers[i] for i in answers)
             result |= {"workload": arguments.workload, "without": without, "cache": temperature, "dtype": str(dtype)}
             result["peak_share"] = result["flops"] / result["seconds"] / peak
             result["peak_gflops"] = peak / 1e9
@@ -70,8 +80,29 @@ def main() -> None:
         del engine
 
 
-def measure(engine: Engine, prepared: PreparedJob, *, ordered: bool) -> dict[str, Any]:
-    """Answer every row of the plan once; `ordered` False runs the rows as the input has them."""
+def export(prepared: PreparedJob, path: Path) -> None:
+    """Write the prompts as text, in input order, in the form that the scripts of ../shared/peers read."""
+    tokenizer = prepared.model.tokenizer
+    place = {id(row): index for index, row in enumerate(prepared.data.rows)}
+    planned = sorted(prepared.plan.rows, key=lambda planned: place[id(planned.row)])
+    rows = [
+        {"id": f"{row.row.doc_id}/{row.row.question_id}", "prompt": tokenizer.decode(row.prompt.tolist())}
+        for row in planned
+    ]
+    content = {
+        "schema": planned[0].schema.schema,
+        "rows": rows,
+        "prompt_tokens": prepared.plan.prompt_tokens,
+        "minimum_tokens": prepared.plan.minimum_tokens,
+    }
+    path.write_text(json.dumps(content))
+
+
+def measure(engine: Engine, prepared: PreparedJob, *, ordered: bool) -> tuple[dict[str, Any], dict[int, list[int]]]:
+    """Answer every row of the plan once; `ordered` False runs the rows as the input has them.
+
+    Returns the figures, and the output tokens by the row's place in the plan.
+    """
     planned = prepared.plan.rows
     place = {id(row): index for index, row in enumerate(prepared.data.rows)}
     order = range(len(planned)) if ordered else sorted(range(len(planned)), key=lambda i: place[id(planned[i].row)])
@@ -90,7 +121,8 @@ def measure(engine: Engine, prepared: PreparedJob, *, ordered: bool) -> dict[str
             first_token_seconds = time.perf_counter() - started
     seconds = time.perf_counter() - started
     engine.check()
-    return _figures(engine, prepared, completions, seconds, first_token_seconds, before)
+    figures = _figures(engine, prepared, completions, seconds, first_token_seconds, before)
+    return figures, {completion.request_id: completion.output_tokens for completion in completions}
 
 
 def _figures(
@@ -192,7 +224,8 @@ def table(result: dict[str, Any]) -> str:
         f"  first token p50/p95 {result['ttft_seconds_p50']:.2f}/{result['ttft_seconds_p95']:.2f} s, answer "
         f"{result['latency_seconds_p50']:.2f}/{result['latency_seconds_p95']:.2f} s; pages at peak "
         f"{result['peak_pages']:,} of {result['pages']:,}; {result['peak_share']:.0%} of the matrix-product rate "
-        f"({result['peak_gflops']:.0f} GFLOP/s)"
+        f"({result['peak_gflops']:.0f} GFLOP/s)\n"
+        f"  rows that differ from the first run: {result['rows_that_differ']}"
     )
 
 
@@ -202,6 +235,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--size", type=int, help="documents or questions, instead of the workload's own number")
     parser.add_argument("--without", help=f"leave out, comma-separated: {', '.join(SWITCHES)}")
     parser.add_argument("--ablation", action="store_true", help="everything, then without each switch in turn")
+    parser.add_argument("--compare", action="store_true", help="run with everything, then without what --without names")
+    parser.add_argument("--export", metavar="FILE", help="write the prompts as text for other engines, and stop")
     parser.add_argument("--pool", type=float, help="KV pages as a share of what the work could use")
     parser.add_argument("--warm", action="store_true", help="run again on the warm cache")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"])

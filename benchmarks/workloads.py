@@ -78,6 +78,17 @@ def unrelated(documents: int) -> tuple[Rows, dict[str, Any], int]:
     return rows, VERDICT, 40
 
 
+def prefill(documents: int) -> tuple[Rows, dict[str, Any], int]:
+    """Documents of about 3,000 tokens, one question and one token of answer each: nothing but prefill."""
+    texts = [path.read_text(encoding="utf-8") for path in _sample_documents()]
+    rows = [
+        {"doc_id": f"d{i}", "document": f"Copy {i}. " + (texts[i % 4] + texts[(i + 1) % 4])[:14000],
+         "question_id": "q", "question": "What is this?"}
+        for i in range(documents)
+    ]  # fmt: skip
+    return rows, VERDICT, 1
+
+
 def long_answers(questions: int) -> tuple[Rows, dict[str, Any], int]:
     """Answers of some hundred tokens on the four sample documents."""
     rows = [
@@ -104,6 +115,7 @@ WORKLOADS: dict[str, tuple[Callable[[int], tuple[Rows, dict[str, Any], int]], in
     "contracts": (contracts, 16),
     "one-document": (one_document, 64),
     "unrelated": (unrelated, 1000),
+    "prefill": (prefill, 12),
     "long-answers": (long_answers, 8),
     "mixed": (mixed, 100),
 }
