@@ -62,11 +62,19 @@ class Decoder:
             addend = self._mlp(layer, self._add_norm(hidden, layer.output(attended), layer.mlp_norm))
         return self._add_norm(hidden, addend, self.weights.final_norm)
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    @property
+    def has_partial_logits(self) -> bool:
+        """Whether the head's rows can be picked: a tied head has them in the embedding, others only reordered."""
+        return self.config.tied_embeddings
+
+    def logits(self, hidden: Tensor, token_ids: Tensor | None = None) -> Tensor:
         """fp32 [n, vocabulary_size] for rows of `forward`'s result, `hidden` [n, hidden_size].
 
-        Pass only the rows that need a token: the head is the model's widest product.
+        Pass only the rows that need a token: the head is the model's widest product. With `token_ids` [m], if
+        `has_partial_logits`, only these tokens' logits are computed: [n, m].
         """
+        if token_ids is not None:
+            return functional.linear(hidden, self.weights.embedding[token_ids]).float()
         return self.weights.head(hidden).float()
 
     def _attention(

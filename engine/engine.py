@@ -99,7 +99,14 @@ class Engine:
         # Where a document ends depends on what else is planned, so sharing would let other rows into a row's sums.
         share_prefixes = settings.share_prefixes and not settings.deterministic
         row_block = DETERMINISTIC_ROW_BLOCK if settings.deterministic else None
-        self._runner = Runner(model, kv_cache, attention, share_prefixes=share_prefixes, row_block=row_block)
+        self._runner = Runner(
+            model,
+            kv_cache,
+            attention,
+            vocabulary_size=config.vocabulary_size,
+            share_prefixes=share_prefixes,
+            row_block=row_block,
+        )
         self._token_draw = TokenDraw(self._runner, sorted(stop_token_ids), Drafter() if settings.drafts else None)
         self._stored_hidden: dict[Node, torch.Tensor] = {}  # at the end of prompts that wait to be answered again
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,8 +24,12 @@ class Model(Protocol):
     ) -> Tensor:
         """Hidden states [needed rows, hidden_size] after the final norm."""
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """fp32 logits [n, vocabulary_size] of hidden states [n, hidden_size]."""
+    @property
+    def has_partial_logits(self) -> bool:
+        """Whether `logits` takes token ids."""
+
+    def logits(self, hidden: Tensor, token_ids: Tensor | None = None) -> Tensor:
+        """fp32 logits of hidden states [n, hidden_size], of all tokens or of `token_ids` [m] only."""
 
 
 class Runner:
@@ -34,9 +39,17 @@ class Runner:
     """
 
     def __init__(
-        self, model: Model, cache: KVCache, attention: AttentionBackend, *, share_prefixes: bool, row_block: int | None
+        self,
+        model: Model,
+        cache: KVCache,
+        attention: AttentionBackend,
+        *,
+        vocabulary_size: int,
+        share_prefixes: bool,
+        row_block: int | None,
     ) -> None:
         self._model = model
+        self.vocabulary_size = vocabulary_size
         self._row_block = row_block
         self._cache = cache
         self._attention = attention
@@ -72,7 +85,12 @@ class Runner:
             hidden = self._model.forward(torch.from_numpy(step.token_ids).to(device), positions, attend, needed_rows)
         return hidden, items
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """fp32 logits [n, vocabulary_size] of hidden states [n, hidden_size]."""
+    @property
+    def has_partial_logits(self) -> bool:
+        """Whether `logits` computes a choice of tokens for less. Not with `row_block`: their sums might differ."""
+        return self._model.has_partial_logits and self._row_block is None
+
+    def logits(self, hidden: Tensor, token_ids: np.ndarray | None = None) -> Tensor:
+        """fp32 logits of hidden states [n, hidden_size]: [n, vocabulary_size], or of `token_ids` [m] only, [n, m]."""
         with matrix_product_rows(self._row_block):
-            return self._model.logits(hidden)
+            return self._model.logits(hidden, None if token_ids is None else torch.from_numpy(token_ids))

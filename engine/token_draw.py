@@ -9,10 +9,13 @@ import numpy as np
 import torch
 
 from engine.drafts import Drafter
-from engine.request import FinishReason
+from engine.request import FinishReason, SamplingParameters
 from engine.runner import Runner
 from engine.sampler import mask_words, sample
 from engine.sequence import Sequence
+
+FEW_CHOICES = 128
+"""Rows that allow at most this many tokens get partial logits."""
 
 
 @dataclass
@@ -38,11 +41,10 @@ class TokenDraw:
         `hidden` [rows, hidden_size]: for each sequence, in order, the row that predicts its next token and then one
         row after each token of its draft. The sequences' drafts are used up and new ones proposed.
         """
-        logits = self._runner.logits(hidden)
-        masks, allowed_counts = self._masks(sequences, logits.shape[1])
+        masks, allowed_counts = self._masks(sequences, self._runner.vocabulary_size)
         parameters = [sequence.request.sampling for sequence in sequences for _ in range(1 + len(sequence.draft))]
         indices = [len(sequence.output) + offset for sequence in sequences for offset in range(1 + len(sequence.draft))]
-        tokens = sample(logits, masks, parameters, indices)
+        tokens = self._sample(hidden, masks, allowed_counts, parameters, indices)
         reasons = []
         row = 0
         for sequence in sequences:
@@ -50,6 +52,35 @@ class TokenDraw:
             reasons.append(self._accept(sequence, tokens[row:end], allowed_counts[row:end]))
             row = end
         return reasons
+
+    def _sample(
+        self,
+        hidden: torch.Tensor,
+        masks: np.ndarray | None,
+        allowed_counts: np.ndarray,
+        parameters: Sequenced[SamplingParameters],
+        indices: Sequenced[int],
+    ) -> list[int]:
+        """One token a row. Rows with few choices need the logits of those choices only, not of the vocabulary."""
+        few = (
+            np.flatnonzero(allowed_counts <= FEW_CHOICES) if self._runner.has_partial_logits else np.empty(0, np.int64)
+        )
+        if masks is None or len(few) == 0:
+            return sample(self._runner.logits(hidden), masks, parameters, indices)
+        tokens = np.empty(len(allowed_counts), dtype=np.int64)
+        many = np.flatnonzero(allowed_counts > FEW_CHOICES)
+        for rows, choices in ((few, _tokens_in(np.bitwise_or.reduce(masks[few], axis=0))), (many, None)):
+            if len(rows) == 0 or (choices is not None and len(choices) == 0):
+                continue
+            part = hidden[torch.from_numpy(rows)]
+            drawn = sample(
+                self._runner.logits(part, choices),
+                masks[rows] if choices is None else _narrow(masks[rows], choices),
+                [parameters[row] for row in rows],
+                [indices[row] for row in rows],
+            )
+            tokens[rows] = drawn if choices is None else choices[drawn]
+        return tokens.tolist()
 
     def _masks(self, sequences: Sequenced[Sequence], vocabulary_size: int) -> tuple[np.ndarray | None, np.ndarray]:
         """Packed masks of all rows (None if no sequence has a grammar), and how many tokens each row allows."""
@@ -122,3 +153,15 @@ class TokenDraw:
             if reason is not None:
                 return reason
         return None
+
+
+def _tokens_in(words: np.ndarray) -> np.ndarray:
+    """Token ids, ascending, whose bits are set in a packed mask row."""
+    return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+
+
+def _narrow(masks: np.ndarray, choices: np.ndarray) -> np.ndarray:
+    """Packed masks over `choices` in place of the vocabulary."""
+    bits = masks[:, choices // 32] >> (choices % 32) & 1
+    packed = np.packbits(bits.astype(np.uint8), axis=1, bitorder="little")
+    return np.pad(packed, ((0, 0), (0, -packed.shape[1] % 4))).view(np.int32)

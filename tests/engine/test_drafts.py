@@ -2,10 +2,15 @@
 
 import numpy as np
 import pytest
+import torch
 
+from engine.decoder import Decoder
 from engine.drafts import NodeIndex
+from engine.engine import Engine, EngineSettings
+from engine.model_config import ModelConfig
 from engine.request import FinishReason, Request, SamplingParameters
-from tests.engine.conftest import STOP_ID, VOCABULARY_SIZE, random_prompts, tokens
+from engine.weights import random_weights
+from tests.engine.conftest import STOP_ID, TINY_CONFIG, VOCABULARY_SIZE, random_prompts, tokens
 
 
 class ScriptGrammar:
@@ -133,6 +138,25 @@ def test_where_one_token_is_allowed_no_step_is_needed(make_engine, prompts, draf
     assert completion.forced_tokens == 13
     assert completion.finish_reason is FinishReason.STOP
     assert engine.statistics.steps == 2
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_few_choices_need_few_logits_and_give_the_same_answers(prompts, temperature, monkeypatch):
+    config = ModelConfig.from_dict({**TINY_CONFIG, "tie_word_embeddings": True})
+    model = Decoder(config, random_weights(config, torch.float32, "cpu", seed=4))
+    everything = set(range(2, VOCABULARY_SIZE))
+    grammar = ScriptGrammar([{5, 9, 40}, everything, {3, 63}, everything, {7, 8}, {STOP_ID + 1, 33}] * 3, shortest=15)
+    requests = requests_of(prompts, grammar, temperature=temperature)
+    widths = []
+    logits = model.logits
+    monkeypatch.setattr(
+        model, "logits", lambda *arguments: widths.append(logits(*arguments).shape[1]) or logits(*arguments)
+    )
+    monkeypatch.setattr("engine.token_draw.FEW_CHOICES", 4)
+    partial = results(Engine(model, config, EngineSettings(400), (STOP_ID,)).run(requests))
+    assert min(widths) < 5 < max(widths) == VOCABULARY_SIZE
+    monkeypatch.setattr("engine.token_draw.FEW_CHOICES", -1)
+    assert results(Engine(model, config, EngineSettings(400), (STOP_ID,)).run(requests)) == partial
 
 
 def test_certain_tokens_are_cut_at_the_limit(make_engine, prompts):
