@@ -16,10 +16,12 @@ class GrammarState(Protocol):
     def must_stop(self) -> bool:
         """True when the answer is complete and no token may follow: the engine ends the row without a forward pass."""
 
-    def write_mask(self, words: np.ndarray) -> None:
+    def write_mask(self, words: np.ndarray, tokens_left: int | None = None) -> None:
         """Write the tokens allowed next into `words`, one bit a token id, least significant bit first.
 
         `words` is int32 of shape [ceil(vocabulary_size / 32)], overwritten whole. Stop ids are never set here.
+        `tokens_left` is how many tokens the answer may still have: with it, a grammar leaves out tokens after which
+        the answer could not end in time, as long as it can end in time at all.
         """
 
     def advance(self, token_id: int) -> None:

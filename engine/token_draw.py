@@ -76,8 +76,8 @@ class TokenDraw:
             drawn = sample(
                 self._runner.logits(part, choices),
                 masks[rows] if choices is None else _narrow(masks[rows], choices),
-                [parameters[row] for row in rows],
-                [indices[row] for row in rows],
+                [parameters[row] for row in rows.tolist()],
+                [indices[row] for row in rows.tolist()],
             )
             tokens[rows] = drawn if choices is None else choices[drawn]
         return tokens.tolist()
@@ -93,17 +93,18 @@ class TokenDraw:
             if sequence.grammar is None:
                 row += 1 + len(sequence.draft)
                 continue
-            for token in [*sequence.draft, None]:
-                self._write_mask(sequence, masks[row])
+            tokens_left = sequence.max_output_tokens - len(sequence.output)
+            for place, token in enumerate([*sequence.draft, None]):
+                self._write_mask(sequence, masks[row], tokens_left - place)
                 row += 1
                 if token is not None:
                     sequence.grammar.advance(token)
             sequence.grammar.roll_back(len(sequence.draft))
         return masks, np.bitwise_count(masks).sum(axis=1)
 
-    def _write_mask(self, sequence: Sequence, words: np.ndarray) -> None:
+    def _write_mask(self, sequence: Sequence, words: np.ndarray, tokens_left: int) -> None:
         assert sequence.grammar is not None
-        sequence.grammar.write_mask(words)
+        sequence.grammar.write_mask(words, tokens_left)
         if sequence.grammar.may_stop:
             for token_id in self._stop_token_ids:
                 words.view(np.uint8)[token_id // 8] |= 1 << token_id % 8
@@ -142,7 +143,11 @@ class TokenDraw:
             sequence.grammar.advance(token)
             if sequence.grammar.must_stop:
                 return FinishReason.STOP
-        return FinishReason.LENGTH if len(sequence.output) >= sequence.max_output_tokens else None
+        if len(sequence.output) < sequence.max_output_tokens:
+            return None
+        # A complete answer that could have gone on is no cut one.
+        is_complete = sequence.grammar is not None and sequence.grammar.may_stop
+        return FinishReason.STOP if is_complete else FinishReason.LENGTH
 
     def _append_certain(self, sequence: Sequence) -> FinishReason | None:
         """Append tokens for as long as the grammar allows exactly one: no logits are needed to know them."""
@@ -163,5 +168,6 @@ def _tokens_in(words: np.ndarray) -> np.ndarray:
 def _narrow(masks: np.ndarray, choices: np.ndarray) -> np.ndarray:
     """Packed masks over `choices` in place of the vocabulary."""
     bits = masks[:, choices // 32] >> (choices % 32) & 1
-    packed = np.packbits(bits.astype(np.uint8), axis=1, bitorder="little")
-    return np.pad(packed, ((0, 0), (0, -packed.shape[1] % 4))).view(np.int32)
+    padded = np.zeros((len(masks), mask_words(len(choices)) * 32), dtype=np.uint8)
+    padded[:, : len(choices)] = bits
+    return np.packbits(padded, axis=1, bitorder="little").view(np.int32)
