@@ -100,7 +100,7 @@ class TokenDraw:
                 if token is not None:
                     sequence.grammar.advance(token)
             sequence.grammar.roll_back(len(sequence.draft))
-        return masks, np.bitwise_count(masks).sum(axis=1)
+        return masks, np.bitwise_count(masks.view(np.uint32)).sum(axis=1)
 
     def _write_mask(self, sequence: Sequence, words: np.ndarray, tokens_left: int) -> None:
         assert sequence.grammar is not None
