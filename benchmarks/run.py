@@ -66,6 +66,8 @@ def main() -> None:
         settings = engine_settings(job, model, prepared.plan, dtype, "cpu")
         for name in without:
             settings = replace(settings, **SWITCHES[name])
+        if arguments.warm:
+            settings = replace(settings, keep_unneeded=True)
         if arguments.pool:
             settings = replace(settings, kv_pages=max(1, round(settings.kv_pages * arguments.pool)))
         engine = make_engine_of(decoder, model, settings, dtype, "cpu")

@@ -43,6 +43,7 @@ class EngineSettings:
     reserved_output: float = (
         1.0  # share of max_tokens for which pages are taken at admission; below 1 rows may be preempted
     )
+    keep_unneeded: bool = True  # keep prefixes that no submitted request needs, for requests that may still come
     reuse: bool = True  # share computed prefixes between requests
     share_prefixes: bool = True  # rows with common pages read them as one attention item
     drafts: bool = True  # guess tokens that the grammar forces or the prompt has, and check them all at once
@@ -77,7 +78,8 @@ class Engine:
         self.config = config
         self.settings = settings
         self.statistics = EngineStatistics()
-        self.cache = RadixCache(PagePool(settings.kv_pages), settings.page_size)
+        pool = PagePool(settings.kv_pages)
+        self.cache = RadixCache(pool, settings.page_size, keep_unneeded=settings.keep_unneeded)
         self._scheduler = Scheduler(
             self.cache,
             step_tokens=settings.step_tokens,

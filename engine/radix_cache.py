@@ -6,7 +6,7 @@ page index it touches, and a page that several nodes of a path touch is held by 
 middle of a page writes on in that same page while nobody off its path holds it, and otherwise into a copy.
 
 Who frees what: nodes and requests hold pages, running requests lock nodes. A node loses its pages only by eviction,
-which takes resident leaves that are unlocked and that no planned request needs, least recently used first.
+which takes resident leaves that are unlocked and that no planned request needs: at once, or least recently used first.
 """
 
 from __future__ import annotations
@@ -105,11 +105,16 @@ class Claim:
 
 
 class RadixCache:
-    """Prefix tree over a page pool. Single-threaded; every public method leaves `cache_check` true."""
+    """Prefix tree over a page pool. Single-threaded; every public method leaves `cache_check` true.
 
-    def __init__(self, pool: PagePool, page_size: int) -> None:
+    With `keep_unneeded`, what no planned request needs stays until its pages are wanted, for requests that may still
+    come; without, its pages are free as soon as the last request that needed it is done.
+    """
+
+    def __init__(self, pool: PagePool, page_size: int, *, keep_unneeded: bool = True) -> None:
         assert page_size >= 1
         self.pool = pool
+        self.keep_unneeded = keep_unneeded
         self.page_size = page_size
         self.root = Node(None, 0, np.empty(0, dtype=np.int32), 0)
         self._clock = 0
@@ -328,7 +333,11 @@ class RadixCache:
         return bool(node.pages) and node.locks == 0 and not any(child.pages for child in node.children.values())
 
     def _offer(self, node: Node) -> None:
-        if node.parent is not None and node.planned == 0 and self._is_resident_leaf(node):
+        if node.parent is None or node.planned > 0 or not self._is_resident_leaf(node):
+            return
+        if not self.keep_unneeded:
+            self._evict(node)
+        else:
             self._offers += 1
             heapq.heappush(self._evictable, (node.last_used, self._offers, node))
 

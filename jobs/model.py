@@ -12,7 +12,7 @@ import psutil
 from engine.errors import ModelError
 from engine.kv_memory import kv_pages_in
 from engine.model_config import ModelConfig
-from engine.model_source import ModelFolder, model_fingerprint, resolve_model
+from engine.model_source import ModelFolder, cache_folder, model_fingerprint, resolve_model
 from engine.tokenizer import load_tokenizer, stop_token_ids
 from grammars import GrammarCache, TokenVocabulary
 from jobs.job_file import resolve_path
@@ -62,7 +62,8 @@ class JobModel:
     @cached_property
     def grammars(self) -> GrammarCache:
         """Compiles schemas for this model's vocabulary."""
-        return GrammarCache(TokenVocabulary.from_tokenizer(self.tokenizer, self.config.vocabulary_size))
+        vocabulary = TokenVocabulary.from_tokenizer(self.tokenizer, self.config.vocabulary_size)
+        return GrammarCache(vocabulary, cache_folder() / "grammars")
 
 
 def make_engine(job: Job, model: JobModel, plan: Plan) -> Engine:
@@ -106,7 +107,11 @@ def engine_settings(job: Job, model: JobModel, plan: Plan, dtype: torch.dtype, d
         pages = max(1, min(pages, plan.pages_wanted(page_size)))
     step_tokens = job.engine.step_tokens or (1024 if device == "cpu" else 8192)
     return EngineSettings(
-        kv_pages=pages, page_size=page_size, step_tokens=step_tokens, deterministic=job.engine.deterministic
+        kv_pages=pages,
+        page_size=page_size,
+        step_tokens=step_tokens,
+        deterministic=job.engine.deterministic,
+        keep_unneeded=False,  # the plan is whole: what it does not need, nobody will ask for
     )
 
 

@@ -114,6 +114,15 @@ def test_warm_answers_equal_cold_ones(make_engine, prompts, plain_answers):
         assert completion.cached_tokens + completion.computed_tokens == completion.prompt_tokens
 
 
+def test_pages_are_free_as_soon_as_nothing_planned_needs_them(make_engine, prompts, plain_answers):
+    engine = make_engine(keep_unneeded=False)
+    assert answers(run_checked(engine, requests_of(prompts))) == plain_answers
+    assert engine.cache.pool.free == engine.cache.pool.total
+    kept = make_engine()
+    kept.run(requests_of(prompts))
+    assert engine.statistics.peak_pages < kept.statistics.peak_pages
+
+
 @pytest.mark.parametrize("page_size", [4, 16])
 @pytest.mark.parametrize("seed", range(6))
 def test_the_smallest_pool_still_computes_everything_once(make_engine, page_size, seed):

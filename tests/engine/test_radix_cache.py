@@ -25,6 +25,7 @@ class Job:
 
 
 class CacheMachine(RuleBasedStateMachine):
+    keep_unneeded = True
     jobs = Bundle("jobs")
 
     @st.composite
@@ -37,7 +38,7 @@ class CacheMachine(RuleBasedStateMachine):
         super().__init__()
         self.page_size = 4
         self.pool = PagePool(12)
-        self.cache = RadixCache(self.pool, self.page_size)
+        self.cache = RadixCache(self.pool, self.page_size, keep_unneeded=self.keep_unneeded)
         self.active = []
         self.contents = {}  # (page, offset) -> (position, token, everything before): what the KV there would depend on
 
@@ -142,8 +143,18 @@ class CacheMachine(RuleBasedStateMachine):
                 assert any(job is node.owner for job in self.active if job.claim)
 
 
+class ForgetfulCacheMachine(CacheMachine):
+    keep_unneeded = False
+
+    @invariant()
+    def nothing_unneeded_is_kept(self):
+        assert all(node.planned > 0 for node in self.cache.nodes())
+
+
 TestCacheMachine = CacheMachine.TestCase
-TestCacheMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestForgetfulCacheMachine = ForgetfulCacheMachine.TestCase
+for case in (TestCacheMachine, TestForgetfulCacheMachine):
+    case.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
 def compute(cache, leaf, output_tokens=1):
