@@ -82,7 +82,7 @@ def prefill(documents: int) -> tuple[Rows, dict[str, Any], int]:
     """Documents of about 3,000 tokens, one question and one token of answer each: nothing but prefill."""
     texts = [path.read_text(encoding="utf-8") for path in _sample_documents()]
     rows = [
-        {"doc_id": f"d{i}", "document": f"Copy {i}. " + (texts[i % 4] + texts[(i + 1) % 4])[:14000],
+        {"doc_id": f"d{i}", "document": f"Copy {i}. " + (texts[i % 4] + texts[(i + 1) % 4])[:11200],
          "question_id": "q", "question": "What is this?"}
         for i in range(documents)
     ]  # fmt: skip
