@@ -89,6 +89,15 @@ def prefill(documents: int) -> tuple[Rows, dict[str, Any], int]:
     return rows, VERDICT, 1
 
 
+def sample(questions: int) -> tuple[Rows, dict[str, Any], int]:
+    """The rows of the sample job, with its schema but this benchmark's prompt texts."""
+    table = pq.read_table(
+        ROOT / "sample_data" / "questions.parquet", columns=["doc_id", "document", "question_id", "question"]
+    )
+    schema = json.loads((ROOT / "sample_data" / "verdict.json").read_text(encoding="utf-8"))
+    return table.to_pylist()[:questions], schema, 96
+
+
 def long_answers(questions: int) -> tuple[Rows, dict[str, Any], int]:
     """Answers of some hundred tokens on the four sample documents."""
     rows = [
@@ -116,6 +125,7 @@ WORKLOADS: dict[str, tuple[Callable[[int], tuple[Rows, dict[str, Any], int]], in
     "one-document": (one_document, 64),
     "unrelated": (unrelated, 1000),
     "prefill": (prefill, 12),
+    "sample": (sample, 47),
     "long-answers": (long_answers, 8),
     "mixed": (mixed, 100),
 }
