@@ -1,7 +1,8 @@
-"""Guesses at the next output tokens: text that the grammar forces, and text that the prompt has after the same words.
+"""Guesses at the next output tokens: text that the grammar forces, and what followed the same words before.
 
 A draft is checked against the model in one step, under the grammar's mask, so it changes how many tokens a step
-yields and never which. Answers quote documents; where one does, the words after the quoted ones are good guesses.
+yields and never which. Answers quote documents, and models repeat themselves: where the last words of an answer stand
+in the prompt or earlier in the answer, the words after them there are good guesses.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from engine.grammar import GrammarState
 from engine.radix_cache import Node
 from engine.sequence import Sequence
 
-KEY_TOKENS = 2
-"""A guess follows the last place in the prompt where the same two tokens stand."""
+KEY_TOKENS = 3
+"""A guess is what followed the last place where the same three tokens stand. Two were right too seldom to pay."""
 
 FIRST_LENGTH = 3
 MOST_LENGTH = 8
@@ -27,14 +28,14 @@ FORCED_TRIES = 4
 
 
 class NodeIndex:
-    """Where each pair of tokens stands last in a node's tokens, which are kept: a node may be split later."""
+    """Where each key of tokens stands last in a node's tokens, which are kept: a node may be split later."""
 
     def __init__(self, tokens: np.ndarray) -> None:
         self._tokens = tokens
-        pairs = zip(tokens[:-1].tolist(), tokens[1:].tolist(), strict=True)
-        self._places = {pair: place + KEY_TOKENS for place, pair in enumerate(pairs)}
+        columns = (tokens[offset : len(tokens) - KEY_TOKENS + 1 + offset].tolist() for offset in range(KEY_TOKENS))
+        self._places = {key: place + KEY_TOKENS for place, key in enumerate(zip(*columns, strict=True))}
 
-    def after(self, key: tuple[int, int], length: int) -> list[int]:
+    def after(self, key: tuple[int, ...], length: int) -> list[int]:
         """Up to `length` tokens that follow the last place of `key`."""
         place = self._places.get(key)
         return [] if place is None else self._tokens[place : place + length].tolist()
@@ -42,13 +43,13 @@ class NodeIndex:
 
 @dataclass
 class _Habit:
-    """How guesses from the prompt have fared for one sequence."""
+    """How guesses of repeated words have fared for one sequence."""
 
     indexes: list[NodeIndex] = field(default_factory=list)  # of its prompt, the longest part first
     length: int = FIRST_LENGTH
     failures: int = 0  # in a row
     pause: int = 0  # draws to let pass before the next guess
-    forced: tuple[int, ...] = ()  # the forced text that the draft being checked is of; empty if it came from the prompt
+    forced: tuple[int, ...] = ()  # the forced text that the draft being checked is of; empty if it is repeated words
 
 
 @dataclass
@@ -68,7 +69,7 @@ class _ForcedRecord:
 class Drafter:
     """Proposes drafts for sequences, and stops where they do not come true.
 
-    A sequence whose guess from the prompt was wrong at once sits out as many draws as it has failed in a row, so that
+    A sequence whose guess of repeated words was wrong at once sits out as many draws as it has failed in a row, so that
     guessing switches itself off where the answer does not quote. Forced text is remembered over all sequences.
     """
 
@@ -93,7 +94,7 @@ class Drafter:
             record = self._forced.setdefault(habit.forced, _ForcedRecord(right=[0] * len(habit.forced)))
             guesses = list(habit.forced[: record.worth_trying()])
         else:
-            guesses = _quote(sequence.output, habit)
+            guesses = _repeat(sequence.output, habit)
         return _allowed_part(sequence.grammar, guesses[:most])
 
     def learn(self, sequence: Sequence, proposed: int, accepted: int) -> None:
@@ -124,17 +125,20 @@ class Drafter:
         return indexes
 
 
-def _quote(output: list[int], habit: _Habit) -> list[int]:
+def _repeat(output: list[int], habit: _Habit) -> list[int]:
     if len(output) < KEY_TOKENS:
         return []
     if habit.pause > 0:
         habit.pause -= 1
         return []
-    key = (output[-2], output[-1])
     for index in habit.indexes:
-        guesses = index.after(key, habit.length)
+        guesses = index.after(tuple(output[-KEY_TOKENS:]), habit.length)
         if guesses:
             return guesses
+    key = output[-KEY_TOKENS:]
+    for place in range(len(output) - 1, KEY_TOKENS - 1, -1):
+        if output[place - KEY_TOKENS : place] == key:
+            return output[place : place + habit.length]
     return []
 
 

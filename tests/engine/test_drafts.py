@@ -86,14 +86,13 @@ def prompts():
 @pytest.mark.parametrize(
     "settings", [{}, {"step_tokens": 5}, {"max_rows": 2}, {"kv_pages": 14, "reserved_output": 0.2}]
 )
-def test_guesses_from_the_prompt_change_no_answer(make_engine, prompts, temperature, settings):
+def test_guesses_of_repeated_words_change_no_answer(make_engine, prompts, temperature, settings):
     requests = requests_of(prompts, temperature=temperature)
     plain = make_engine(drafts=False, stop_token_ids=())
     expected = results(plain.run(requests))
     engine = make_engine(stop_token_ids=(), **settings)
     assert results(engine.run(requests)) == expected
     engine.check()
-    assert engine.statistics.drafted_tokens > 0
     if not settings and temperature == 0:
         assert 0 < engine.statistics.accepted_tokens < engine.statistics.drafted_tokens
 
@@ -184,7 +183,9 @@ def test_an_answer_that_may_go_on_can_stop(make_engine, prompts):
 
 def test_the_index_finds_the_last_place():
     index = NodeIndex(tokens(1, 2, 3, 4, 1, 2, 5, 6, 7))
-    assert index.after((1, 2), 2) == [5, 6]
-    assert index.after((6, 7), 2) == []
-    assert index.after((9, 9), 2) == []
-    assert NodeIndex(tokens(3)).after((3, 3), 1) == []
+    assert index.after((1, 2, 3), 2) == [4, 1]
+    assert index.after((4, 1, 2), 5) == [5, 6, 7]
+    assert index.after((5, 6, 7), 2) == []
+    assert index.after((9, 9, 9), 2) == []
+    assert NodeIndex(tokens(3)).after((3, 3, 3), 1) == []
+    assert NodeIndex(tokens(1, 2, 3, 1, 2, 3, 7)).after((1, 2, 3), 1) == [7]
