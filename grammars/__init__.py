@@ -1,12 +1,19 @@
 """JSON Schema to the tokens that may come next."""
 
+from .compile import BACKENDS, AnswerGrammar, compile_schema
 from .errors import InvalidSchema, UnsupportedSchema
-from .grammar import GrammarCache, JsonGrammar, JsonGrammarState, compile_schema
+from .grammar import JsonGrammar, JsonGrammarState
+from .grammar_cache import GrammarCache
+from .guidance_grammar import GuidanceGrammar, GuidanceState
 from .stock import stock_schema, stock_schema_names
 from .vocabulary import TokenVocabulary
 
 __all__ = [
+    "BACKENDS",
+    "AnswerGrammar",
     "GrammarCache",
+    "GuidanceGrammar",
+    "GuidanceState",
     "InvalidSchema",
     "JsonGrammar",
     "JsonGrammarState",

@@ -25,7 +25,7 @@ class ForcedText:
     def tokens(self, state: int) -> list[int]:
         """Ids of the longest tokens that spell the forced text after `state`; callers must not change the list."""
         if state not in self._tokens:
-            self._tokens[state] = self._spell(self._text(state))
+            self._tokens[state] = self._vocabulary.spell(self._text(state))
         return self._tokens[state]
 
     def _text(self, state: int) -> bytes:
@@ -45,13 +45,3 @@ class ForcedText:
             text += byte
             following = self._index.get_next_state(following, self._vocabulary.usable[byte][0])
         return text
-
-    def _spell(self, text: bytes) -> list[int]:
-        ids = []
-        while text:
-            length = min(len(text), self._vocabulary.longest)
-            while text[:length] not in self._vocabulary.usable:
-                length -= 1
-            ids.append(self._vocabulary.usable[text[:length]][0])
-            text = text[length:]
-        return ids

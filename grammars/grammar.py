@@ -6,57 +6,87 @@ or go on, such as `1` before `12`. Neither is ever shown to the engine: the firs
 "may stop".
 """
 
-import json
-from collections.abc import Iterator
-from threading import Lock
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import best_match
 from numpy.typing import NDArray
 from outlines_core import Guide, Index
 
-from .errors import GrammarTooLarge, InvalidSchema, UnsupportedSchema
+from .end_distances import EndDistances
+from .errors import UnsupportedSchema
 from .forced_text import ForcedText
-from .fragment import Fragment
-from .limits import LADDER, MAX_TRANSITIONS
-from .schema_references import Located, SchemaDocument
-from .schema_regex import SchemaCompiler
 from .vocabulary import END_BYTE, START_BYTE, TokenVocabulary
 
 Words = NDArray[np.int32]
 
 
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What any backend says of a compiled schema.
+
+    `notes` says in words where the grammar allows less than the schema; `checked_after` has the JSON
+    pointers of the keywords that only the check of the finished answer enforces, each with the reason why (none,
+    unless the user was lenient).
+    `shortest_tokens` is an upper bound on the tokens of the shortest complete answer: the fewest tokens that spell
+    one particular answer, `shortest_text`.
+    """
+
+    schema: Any
+    backend: str
+    notes: tuple[str, ...]
+    checked_after: tuple[tuple[str, str], ...]
+    shortest_text: str
+    shortest_tokens: int
+    regex: str = ""  # of the whole answer, where there is one
+
+
+def build_index(regex: str, vocabulary: TokenVocabulary) -> Index:
+    """The index of an expression between the two made-up tokens. Raises UnsupportedSchema if there can be none."""
+    try:
+        return Index(START_BYTE.decode() + f"(?:{regex})" + END_BYTE.decode(), vocabulary.outlines)
+    except ValueError as problem:
+        reason = str(problem).splitlines()[0][:200] if str(problem) else "unknown"
+        raise UnsupportedSchema("", "", f"no index could be built ({reason})") from None
+
+
 class JsonGrammar:
     """The tokens that may come next in an answer to one schema. Shared by all rows; made by `compile_schema`.
 
-    `regex` is the expression of the whole answer, `schema` what it was made from. `notes` says in words where the
-    grammar allows less than the schema. `shortest_tokens` is an upper bound on the tokens of the shortest complete
-    answer: the fewest tokens that spell one particular answer, the one with the shortest text that was found.
+    `about` says what was compiled; its fields can be read here too. `end_distances` are measured when first needed,
+    unless they are given.
     """
 
-    def __init__(self, schema: Any, body: Fragment, notes: tuple[str, ...], vocabulary: TokenVocabulary) -> None:
-        self.schema = schema
-        self.regex = body.regex
-        self.notes = notes
+    def __init__(
+        self, about: Compiled, index: Index, vocabulary: TokenVocabulary, distances: EndDistances | None = None
+    ) -> None:
+        self.about = about
+        self.schema = about.schema
+        self.backend = about.backend
+        self.notes = about.notes
+        self.checked_after = about.checked_after
+        self.shortest_text = about.shortest_text
+        self.shortest_tokens = about.shortest_tokens
+        self.regex = about.regex
         self.vocabulary = vocabulary
-        self.shortest_text = body.shortest
-        self.shortest_tokens = vocabulary.fewest_tokens(body.shortest)
-        framed = START_BYTE.decode() + f"(?:{body.regex})" + END_BYTE.decode()
-        try:
-            self._index = Index(framed, vocabulary.outlines)
-        except ValueError as problem:
-            reason = str(problem).splitlines()[0][:200] if str(problem) else "unknown"
-            raise UnsupportedSchema("", "", f"no index could be built ({reason})") from None
-        first = self._index.get_next_state(self._index.get_initial_state(), vocabulary.start_id)
+        self.index = index
+        first = index.get_next_state(index.get_initial_state(), vocabulary.start_id)
         assert first is not None
         self._first = first
         self._words = -(-vocabulary.size // 32)
         self._rows: dict[int, Words] = {}
+        self._next_distances: dict[int, tuple[NDArray[np.intp], NDArray[np.int32]]] = {}
         self._must_stop: dict[int, bool] = {}
         self._only: dict[int, int | None] = {}
-        self.forced_text = ForcedText(self._index, vocabulary)
+        self._given_distances = distances
+        self.forced_text = ForcedText(index, vocabulary)
+
+    @cached_property
+    def end_distances(self) -> EndDistances:
+        """How far the end is from each state."""
+        return self._given_distances or EndDistances.of(self.index, self._first, self.vocabulary)
 
     def start(self) -> "JsonGrammarState":
         """A new state at the beginning of an answer."""
@@ -70,16 +100,16 @@ class JsonGrammar:
         """The state after a token, or None if the token isn't allowed."""
         if not 0 <= token_id < self.vocabulary.size:
             return None
-        return self._index.get_next_state(state, token_id)
+        return self.index.get_next_state(state, token_id)
 
     def may_stop(self, state: int) -> bool:
         """True if the answer is complete in this state."""
-        return self._index.get_next_state(state, self.vocabulary.end_id) is not None
+        return self.index.get_next_state(state, self.vocabulary.end_id) is not None
 
     def must_stop(self, state: int) -> bool:
         """True if the answer is complete in this state and nothing may follow."""
         if state not in self._must_stop:
-            tokens = self._index.get_allowed_tokens(state) if self.may_stop(state) else None
+            tokens = self.index.get_allowed_tokens(state) if self.may_stop(state) else None
             self._must_stop[state] = tokens == [self.vocabulary.end_id]
         return self._must_stop[state]
 
@@ -87,7 +117,7 @@ class JsonGrammar:
         """The one token that may follow, or None if there are several or the answer may stop; `tokens` as for `row`."""
         if state not in self._only:
             row = self.row(state, tokens)
-            single = int(np.bitwise_count(row).sum()) == 1 and not self.may_stop(state)
+            single = int(np.bitwise_count(row.view(np.uint32)).sum()) == 1 and not self.may_stop(state)
             word = int(row.nonzero()[0][0]) if single else 0
             self._only[state] = (
                 word * 32 + int(row[word : word + 1].view(np.uint32)[0]).bit_length() - 1 if single else None
@@ -98,7 +128,7 @@ class JsonGrammar:
         """The mask of a state, which `tokens` lead to from the start. Built once; callers must not change it."""
         row = self._rows.get(state)
         if row is None:
-            guide = Guide(self._index)
+            guide = Guide(self.index)
             for token_id in (self.vocabulary.start_id, *tokens):
                 guide.advance(token_id, return_tokens=False)
             # Wide enough for the made-up tokens too; then cut to the model's own.
@@ -111,6 +141,25 @@ class JsonGrammar:
             row.setflags(write=False)
             self._rows[state] = row
         return row
+
+    def row_in_time(self, state: int, tokens: list[int], tokens_left: int) -> Words:
+        """As `row`, of the tokens after which the answer can still end with `tokens_left` tokens in all from here.
+
+        Where even the shortest way is longer, the answer will be cut whatever comes next, and all tokens are allowed.
+        """
+        row = self.row(state, tokens)
+        distances = self.end_distances
+        if tokens_left > distances.most or distances.tokens.get(state, tokens_left + 1) > tokens_left:
+            return row
+        if state not in self._next_distances:
+            allowed = np.nonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))[0]
+            step, known = self.index.get_next_state, distances.tokens
+            further: Callable[[int], int] = lambda token: known.get(step(state, token), distances.most + 1)  # noqa: E731
+            self._next_distances[state] = allowed, np.fromiter(map(further, allowed.tolist()), np.int32, allowed.size)
+        allowed, needed = self._next_distances[state]
+        bits = np.zeros(self._words * 32, dtype=bool)
+        bits[allowed[needed < tokens_left]] = True
+        return np.packbits(bits, bitorder="little").view(np.int32)
 
 
 class JsonGrammarState:
@@ -142,9 +191,15 @@ class JsonGrammarState:
         """Tokens that spell the text that must come next; a proposal, since the text may be split otherwise."""
         return self._grammar.forced_text.tokens(self._states[-1])
 
-    def write_mask(self, words: Words) -> None:
-        """Write the tokens allowed next into `words`, int32 of at least [ceil(size / 32)], overwritten whole."""
-        row = self._grammar.row(self._states[-1], self._tokens)
+    def write_mask(self, words: Words, tokens_left: int | None = None) -> None:
+        """Write the tokens allowed next into `words`, int32 of at least [ceil(size / 32)], overwritten whole.
+
+        With `tokens_left`, the tokens that this answer may still have, only those after which it can end in time.
+        """
+        if tokens_left is None:
+            row = self._grammar.row(self._states[-1], self._tokens)
+        else:
+            row = self._grammar.row_in_time(self._states[-1], self._tokens, tokens_left)
         words[: row.size] = row
         words[row.size :] = 0
 
@@ -163,85 +218,3 @@ class JsonGrammarState:
         if tokens:
             del self._states[-tokens:]
             del self._tokens[-tokens:]
-
-
-def compile_schema(schema: Any, vocabulary: TokenVocabulary) -> JsonGrammar:
-    """Compile a Draft 2020-12 schema (dict or bool).
-
-    Every text the grammar allows is valid under the schema. Where it allows less than the schema, `notes` says so.
-    Raises InvalidSchema if it isn't a schema, UnsupportedSchema if no such grammar can be guaranteed, or none that
-    fits the memory set aside for it.
-    """
-    _check(schema)
-    document = SchemaDocument(schema)
-    missing = [character for character in '{}[]",:\\-+.eE0123456789truefalsn' if character not in vocabulary.alphabet]
-    if missing:
-        raise UnsupportedSchema("", "", f"the model's vocabulary has no token for {missing[0]!r} alone")
-    reason = ""
-    for body, notes in _attempts(document, vocabulary):
-        if isinstance(body, Fragment):
-            return JsonGrammar(schema, body, notes, vocabulary)
-        reason = body
-    raise UnsupportedSchema("", "", reason)
-
-
-def _attempts(
-    document: SchemaDocument, vocabulary: TokenVocabulary
-) -> Iterator[tuple[Fragment | str, tuple[str, ...]]]:
-    """For each step of the ladder of limits, an expression that fits, or the reason why none did."""
-    for limits in LADDER:
-        compiler = SchemaCompiler(document, vocabulary.alphabet, limits)
-        try:
-            body = compiler.value((Located(document.root.schema, ""),), ("",), limits.free_depth)
-        except GrammarTooLarge as problem:
-            yield problem.reason, ()
-            continue
-        except RecursionError:
-            yield "it is nested too deeply", ()
-            continue
-        if body is None:
-            raise UnsupportedSchema("", "", "no value that can be written satisfies it")
-        transitions = body.wide * len(vocabulary.usable)
-        if transitions > MAX_TRANSITIONS:
-            characters = MAX_TRANSITIONS // len(vocabulary.usable)
-            yield f"its bounded strings need {body.wide:,} characters of grammar, more than {characters:,}", ()
-            continue
-        yield body, tuple(compiler.notes)
-
-
-def _check(schema: Any) -> None:
-    if not isinstance(schema, dict | bool):
-        raise InvalidSchema("", f"a schema is an object or a boolean, not {type(schema).__name__}")
-    try:
-        if json.loads(json.dumps(schema, allow_nan=False)) != schema:
-            raise InvalidSchema("", "it doesn't survive a round trip through JSON")
-        problem = best_match(Draft202012Validator(Draft202012Validator.META_SCHEMA).iter_errors(schema))
-    except InvalidSchema:
-        raise
-    except (TypeError, ValueError) as error:
-        raise InvalidSchema("", f"it isn't JSON ({error})") from None
-    except RecursionError:
-        raise UnsupportedSchema("", "", "it is nested too deeply") from None
-    if problem is not None:
-        path = "".join("/" + str(key).replace("~", "~0").replace("/", "~1") for key in problem.absolute_path)
-        raise InvalidSchema(path, problem.message[:200].rstrip("."))
-
-
-class GrammarCache:
-    """Grammars of one vocabulary, each distinct schema compiled once (the order of properties counts)."""
-
-    def __init__(self, vocabulary: TokenVocabulary) -> None:
-        self.vocabulary = vocabulary
-        self._grammars: dict[str, JsonGrammar] = {}
-        self._lock = Lock()
-
-    def get(self, schema: Any) -> JsonGrammar:
-        """The grammar of a schema; raises as `compile_schema` does."""
-        try:
-            key = json.dumps(schema, separators=(",", ":"))
-        except (TypeError, ValueError, RecursionError):
-            return compile_schema(schema, self.vocabulary)
-        with self._lock:
-            if key not in self._grammars:
-                self._grammars[key] = compile_schema(schema, self.vocabulary)
-            return self._grammars[key]

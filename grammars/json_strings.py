@@ -47,6 +47,9 @@ def string_fragment(
     if length_limit is not None and longest is not None and longest > max(length_limit, low, shortest):
         high = max(length_limit, low, shortest)
         note(f"{path or 'the root'}: strings end after {high} of {longest} characters")
+    plain = isinstance(tree, Repeat) and isinstance(tree.item, Characters)
+    if not plain and (shortest < low or (high is not None and (length_range(tree)[1] or high + 1) > high)):
+        note(f"{path or 'the root'}: beside limits on the length, not all strings of the pattern can be written")
     tree = at_least(tree, low)
     if tree != NOTHING and high is not None:
         tree = at_most(tree, high)

@@ -21,7 +21,11 @@ MAX_LISTED_MULTIPLES = 4096
 _CONTEXT = Context(prec=60)
 
 ANY_NUMBER = raw(
-    rf"-?(?:0|[1-9][0-9]{{0,{FREE_DIGITS - 1}}})(?:\.[0-9]{{1,17}})?(?:[eE][+-]?[0-9]{{1,2}})?", "0", 4 * FREE_DIGITS
+    rf"-?(?:0|[1-9][0-9]{{0,{FREE_DIGITS - 1}}})(?:\.[0-9]{{1,20}})?"
+    # No exponent leads beyond a double: 15 digits and 289 more are fewer than 308.
+    r"(?:[eE](?:[+-]?[0-9]{1,2}|[+]?(?:1[0-9]{2}|2[0-8][0-9])|-(?:[12][0-9]{2}|30[0-9])))?",
+    "0",
+    4 * FREE_DIGITS,
 )
 
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from outlines_core import Vocabulary
 
 from .characters import CharacterSet, spellable
@@ -31,6 +33,7 @@ class TokenVocabulary:
         if size < 1:
             raise ValueError(f"The vocabulary's size must be positive, not {size}.")
         self.size = size
+        self.other_forms: dict[str, Any] = {}
         self.tokens: dict[int, bytes] = {
             token_id: bytes(tokens[token_id])
             for token_id in sorted(tokens)
@@ -88,6 +91,28 @@ class TokenVocabulary:
         """Bytes of the longest usable token."""
         return max(map(len, self.usable), default=1)
 
+    def spell(self, text: bytes) -> list[int]:
+        """Ids of the longest tokens that spell `text`, from the left, as far as there are tokens for it."""
+        ids: list[int] = []
+        while text:
+            length = min(len(text), self.longest)
+            while length and text[:length] not in self.usable:
+                length -= 1
+            if not length:
+                break
+            ids.append(self.usable[text[:length]][0])
+            text = text[length:]
+        return ids
+
+    @cached_property
+    def text_only(self) -> NDArray[np.int32]:
+        """Packed mask of the tokens that, inside a string, are nothing but more of its text."""
+        bits = np.zeros(-(-self.size // 32) * 32, dtype=bool)
+        for text, ids in self.usable.items():
+            if b'"' not in text and b"\\" not in text:
+                bits[ids] = True
+        return np.packbits(bits, bitorder="little").view(np.int32)
+
     @cached_property
     def alphabet(self) -> CharacterSet:
         """The characters that can be spelled byte by byte."""
@@ -113,14 +138,23 @@ class TokenVocabulary:
 
     def fewest_tokens(self, text: str) -> int:
         """The least number of tokens that spell `text`, whose characters all have single-byte tokens."""
-        content = text.encode()
+        return len(self.shortest_spelling(text.encode()))
+
+    def shortest_spelling(self, content: bytes) -> list[int]:
+        """The ids of the fewest tokens that spell `content`, whose bytes all have tokens of their own."""
         longest = min(self.longest, len(content))
         fewest = [0] + [len(content) + 1] * len(content)
+        starts = [0] * (len(content) + 1)
         for end in range(1, len(content) + 1):
             for start in range(max(0, end - longest), end):
                 if fewest[start] + 1 < fewest[end] and content[start:end] in self.usable:
-                    fewest[end] = fewest[start] + 1
-        return fewest[-1]
+                    fewest[end], starts[end] = fewest[start] + 1, start
+        ids: list[int] = []
+        end = len(content)
+        while end:
+            ids.append(self.usable[content[starts[end] : end]][0])
+            end = starts[end]
+        return ids[::-1]
 
 
 def _component_types(component: dict[str, Any] | None) -> set[str]:

@@ -5,10 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
 
 from grammars import InvalidSchema, TokenVocabulary, UnsupportedSchema, compile_schema
-from tests.grammars.helpers import accepts_value, assert_sound
+from tests.grammars.helpers import accepts_value, assert_sound, is_valid
 
 MAX_SCHEMA_CHARACTERS = 2500
 
@@ -26,9 +25,9 @@ def tally(records: list[dict[str, Any]], vocabulary: TokenVocabulary, samples: i
         for value in record["valid"]:
             counts["valid"] += 1
             counts["accepted"] += accepts_value(grammar, value)
-        validator = Draft202012Validator(record["schema"])
+        schema = record["schema"]
         for value in record["invalid"]:
-            if not validator.is_valid(value):
+            if not is_valid(schema, json.dumps(value)):
                 assert not accepts_value(grammar, value), (record["id"], value)
     return counts
 

@@ -1,13 +1,11 @@
 """The engine's side: masks, advancing, rolling back, stopping; and the cache."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grammars import GrammarCache, JsonGrammarState, TokenVocabulary, compile_schema, stock_schema, stock_schema_names
+from grammars import JsonGrammarState, TokenVocabulary, compile_schema, stock_schema, stock_schema_names
 from tests.grammars.helpers import allowed_ids, assert_sound, byte_vocabulary
 
 VOCABULARY = byte_vocabulary()
@@ -107,17 +105,6 @@ def small_id(tokens: dict[int, bytes], text: bytes) -> int:
     return next(token_id for token_id, content in tokens.items() if content == text)
 
 
-def test_a_grammar_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = GrammarCache(VOCABULARY)
-    schema = {"properties": {"a": {"type": "integer"}, "b": {"type": "null"}}}
-    with ThreadPoolExecutor(4) as pool:
-        grammars = set(pool.map(cache.get, [dict(schema) for _ in range(1000)]))
-    assert len(grammars) == 1
-    swapped = {"properties": {"b": {"type": "null"}, "a": {"type": "integer"}}}
-    assert cache.get(swapped) not in grammars
-    assert cache.get({"const": 1}) is not cache.get({"const": True})
-
-
 def test_stock_schemas() -> None:
     assert stock_schema_names() == ["answer", "boolean", "verdict"]
     for name in stock_schema_names():
@@ -180,3 +167,16 @@ def test_forced_tokens_and_the_only_token_are_what_the_masks_say(picks: list[int
             state.advance(token)
         state.roll_back(len(forced))
         state.advance(int(ids[pick % ids.size]))
+
+
+def test_two_tokens_in_the_highest_bits_of_a_word_are_not_one() -> None:
+    """As a signed number such a word is -2**30, whose absolute value has one bit."""
+    texts = [bytes([byte]) for byte in b'{}[]",:\\-+.eE0123456789truefalsnxyz']
+    ids = {text: 40 + place for place, text in enumerate(dict.fromkeys(texts))}
+    ids[b"x"], ids[b"y"] = 30, 31
+    vocabulary = TokenVocabulary({token_id: text for text, token_id in ids.items()}, 96)
+    state = compile_schema({"enum": ["x", "y"]}, vocabulary).start()
+    assert state.only_token == ids[b'"']
+    state.advance(ids[b'"'])
+    assert allowed_ids(state, vocabulary).tolist() == [30, 31]
+    assert state.only_token is None
