@@ -1,4 +1,4 @@
-"""The command line: `docqa run`, `docqa plan`, `docqa report`. Data on stdout, everything else on stderr."""
+"""The command line: `docqa run`, `plan`, `report`, `schema`. Data on stdout, everything else on stderr."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ from docqa import __version__
 from docqa.plan_view import plan_summary, print_plan
 from docqa.progress import ProgressDisplay
 from docqa.report import print_report, report_of
+from docqa.schema_view import print_schema, schema_summary
 from engine.errors import ModelError
+from grammars import BACKENDS
 from jobs.errors import JobError
 from jobs.job_file import job_from_settings, load_job
-from jobs.job_settings import Job
+from jobs.job_settings import DEFAULT_MODEL, Job
 from jobs.output_lock import OutputLocked
 from jobs.run import Observer, RunFailedError, RunOutcome, StopRequest, prepare, run_job
 from jobs.store import AnswerStore, OutputBusy
@@ -65,6 +67,8 @@ def _job_options(command: Callable[..., None]) -> Callable[..., None]:
                      help="Read NAME (document, question, ...) from another column, as in document=body."),
         click.option("--set", "overrides", multiple=True, envvar="DOCQA_SET", metavar="KEY=VALUE",
                      help="Set any key of the job file, as in engine.kv_memory=4GiB."),
+        click.option("--lenient", is_flag=True, envvar="DOCQA_LENIENT",
+                     help="Run also with a schema that can't be enforced whole; the rest is checked after."),
         click.option("--quiet", is_flag=True, envvar="DOCQA_QUIET", help="Nothing on stderr but errors."),
         click.option("--json", "as_json", is_flag=True, envvar="DOCQA_JSON", help="Print the result as JSON."),
     ]  # fmt: skip
@@ -76,6 +80,8 @@ def _job_options(command: Callable[..., None]) -> Callable[..., None]:
 def _load(job_file: Path | None, flags: dict[str, Any], overrides: tuple[str, ...]) -> Job:
     """The job of a file or of flags; flags win over the file, and --set over both."""
     flag_overrides = [f"input.columns.{column}" for column in flags["columns"]]
+    if flags["lenient"]:
+        flag_overrides.append("answer.lenient=true")
     if job_file is None:
         if not flags["documents"]:
             raise click.UsageError("Give a job file, or --documents with --schema and --output.")
@@ -147,6 +153,36 @@ def report(database: Path, run_id: str | None, as_json: bool) -> None:
         click.echo(json.dumps(found, ensure_ascii=False))
     else:
         print_report(found, Console())
+
+
+@cli.command()
+@click.argument("schema", metavar="FILE")
+@click.option("--model", default=DEFAULT_MODEL, envvar="DOCQA_MODEL", metavar="M", help="Whose tokens to use.")
+@click.option(
+    "--backend",
+    type=click.Choice(BACKENDS),
+    default="auto",
+    envvar="DOCQA_BACKEND",
+    help="What enforces the schema; auto chooses.",
+)
+@click.option(
+    "--lenient",
+    is_flag=True,
+    envvar="DOCQA_LENIENT",
+    help="Accept a schema that can't be enforced whole; the rest is checked after.",
+)
+@click.option("--json", "as_json", is_flag=True, envvar="DOCQA_JSON", help="Print the report as JSON.")
+def schema(schema: str, model: str, backend: str, lenient: bool, as_json: bool) -> None:
+    """Say what of a JSON Schema is enforced while decoding, what is checked after, and what is refused.
+
+    FILE is a JSON Schema, or the name of one that comes with docqa. Exit status 2: it is refused.
+    """  # fmt: skip
+    summary = schema_summary(schema, model, backend=backend, lenient=lenient)
+    if as_json:
+        click.echo(json.dumps(summary, ensure_ascii=False))
+    else:
+        print_schema(summary, Console())
+    sys.exit(0 if summary["accepted"] else 2)
 
 
 def _print_outcome(outcome: RunOutcome, *, as_json: bool, quiet: bool) -> None:

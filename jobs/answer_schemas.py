@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass
 from typing import Any
 
-from grammars import GrammarCache, JsonGrammar, stock_schema, stock_schema_names
+from grammars import AnswerGrammar, GrammarCache, UnsupportedSchema, stock_schema, stock_schema_names
 from jobs.errors import JobFileError
 from jobs.job_file import resolve_path
 from jobs.job_settings import Job
@@ -24,11 +25,20 @@ class AnswerSchema:
     schema: dict[str, Any] | bool
     text: str
     validator: AnswerValidator
-    grammar: JsonGrammar
+    grammar: AnswerGrammar
 
 
 class RowSchemaError(ValueError):
     """The row's own schema can't be used; the message says why."""
+
+
+def start_compiling(job: Job, grammars: GrammarCache) -> None:
+    """Begin to compile the job's own schemas, in another process. What is wrong with them `AnswerSchemas` will say."""
+    for place in [*job.answer.schemas.values(), *([job.answer.schema] if job.answer.schema else [])]:
+        path = resolve_path(job, place)
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            schema = json.loads(path.read_text(encoding="utf-8-sig")) if path.is_file() else stock_schema(place)
+            grammars.start(schema, backend=job.answer.backend, lenient=job.answer.lenient)
 
 
 class AnswerSchemas:
@@ -36,6 +46,7 @@ class AnswerSchemas:
 
     def __init__(self, job: Job, grammars: GrammarCache) -> None:
         self._grammars = grammars
+        self._settings = job.answer
         self._by_text: dict[tuple[str, str], AnswerSchema] = {}
         self._named = {
             name: self._from_job(job, f"answer.schemas.{name}", name, place)
@@ -89,6 +100,11 @@ class AnswerSchemas:
             )
         try:
             return self._compiled(name, schema)
+        except UnsupportedSchema as error:
+            hint = " answer.lenient = true (--lenient) runs with it and checks that after;" if error.keyword else ""
+            raise JobFileError(
+                f"{setting}: {place} can't be used: {error}{hint} `docqa schema {place}` says more"
+            ) from None
         except ValueError as error:
             raise JobFileError(f"{setting}: {place} can't be used: {error}") from None
 
@@ -100,5 +116,7 @@ class AnswerSchemas:
         key = (name, text)
         if key not in self._by_text:
             validator = AnswerValidator(schema)
-            self._by_text[key] = AnswerSchema(name, schema, text, validator, self._grammars.get(schema))
+            settings = self._settings
+            grammar = self._grammars.get(schema, backend=settings.backend, lenient=settings.lenient)
+            self._by_text[key] = AnswerSchema(name, schema, text, validator, grammar)
         return self._by_text[key]

@@ -63,10 +63,16 @@ class PromptSettings:
 
 @dataclass(frozen=True)
 class AnswerSettings:
-    """`[answer]`: the schema of answers (a file or a stock name), and the names a row's `schema` may use."""
+    """`[answer]`: the schema of answers (a file or a stock name), and the names a row's `schema` may use.
+
+    `lenient`: run also with a schema that decoding can't enforce whole; the rest is checked after. `backend`: what
+    enforces it.
+    """
 
     schema: str | None = None
     schemas: Mapping[str, str] = field(default_factory=dict)
+    lenient: bool = False
+    backend: str = "auto"
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,12 @@ SECTIONS: dict[str, dict[str, Setting]] = {
         "document": _ANY_TEXT,
         "question": _ANY_TEXT,
     },
-    "answer": {"schema": _ANY_TEXT, "schemas": _table("a table from names to schema files in quotes")},
+    "answer": {
+        "schema": _ANY_TEXT,
+        "schemas": _table("a table from names to schema files in quotes"),
+        "lenient": Setting("true or false", _flag),
+        "backend": _choice("auto", "index", "llguidance"),
+    },
     "model": {
         "path": _ANY_TEXT,
         "dtype": _choice("auto", "bfloat16", "float16", "float32"),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.request import Completion, FinishReason, Request, SamplingParameters
-from jobs.answer_schemas import AnswerSchemas
+from jobs.answer_schemas import AnswerSchemas, start_compiling
 from jobs.errors import OutputError
 from jobs.job_file import resolve_path
 from jobs.job_settings import Job
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
+
+RETRY_TEMPERATURE = 0.7
+"""The least temperature of a second draw: at 0 it would be the first one again."""
 
 
 class RunFailedError(Exception):
@@ -96,16 +99,24 @@ class RunOutcome:
 
 def prepare(job: Job, observer: Observer = SILENT) -> PreparedJob:
     """Read and plan a job. Raises JobError or ModelError for whatever is wrong with it; imports no torch itself."""
+    observer.on_stage("finding the model")
+    model = JobModel.of(job)
+    for note in model.source.notes:
+        observer.on_note(note)
+    start_compiling(job, model.grammars)
+    try:
+        return _planned(job, model, observer)
+    finally:
+        model.grammars.close()
+
+
+def _planned(job: Job, model: JobModel, observer: Observer) -> PreparedJob:
     observer.on_stage("reading the input")
     data = read_input(job.input, job.folder)
     for path, reason in data.skipped_files:
         observer.on_note(f"{path} was skipped: {reason}")
     if data.merged_rows:
         observer.on_note(f"{data.merged_rows} input rows repeat an earlier row and are answered with it")
-    observer.on_stage("finding the model")
-    model = JobModel.of(job)
-    for note in model.source.notes:
-        observer.on_note(note)
     database = resolve_path(job, job.output.database)
     answered = AnswerStore(database, read_only=True).answered_digests() if database.exists() else set()
     observer.on_stage("compiling the schemas")
@@ -142,6 +153,7 @@ class _Run:
         self.started = self.ready_at = started
         self.planned: dict[int, PlannedRow] = dict(enumerate(self.plan.rows))
         self.pending = set(self.planned)
+        self.drawn_again: set[int] = set()
         self.engine = self._load_engine()
         self.store = AnswerStore(prepared.database)
         self.run_id = uuid.uuid4().hex[:12]
@@ -207,17 +219,19 @@ class _Run:
         return "finished", None
 
     def _request(self, index: int, planned: PlannedRow) -> Request:
+        """The row as a request; its second draw has the next seed and at least RETRY_TEMPERATURE."""
         sampling = self.job.sampling
         row = planned.row
+        again = index in self.drawn_again
         return Request(
             request_id=index,
             prompt=planned.prompt,
             sampling=SamplingParameters(
-                temperature=sampling.temperature,
+                temperature=max(sampling.temperature, RETRY_TEMPERATURE) if again else sampling.temperature,
                 top_p=sampling.top_p,
                 top_k=sampling.top_k,
                 max_tokens=sampling.max_tokens,
-                seed=row_seed(sampling.seed, row.doc_id, row.question_id),
+                seed=row_seed(sampling.seed + again, row.doc_id, row.question_id),
             ),
             grammar=planned.schema.grammar,
             shortest_answer_tokens=planned.schema.grammar.shortest_tokens,
@@ -225,6 +239,8 @@ class _Run:
 
     def _finish_row(self, completion: Completion) -> None:
         planned = self.planned[completion.request_id]
+        if self._draws_again(planned, completion):
+            return
         self.pending.discard(completion.request_id)
         if completion.finish_reason is FinishReason.TOO_LONG:
             error = f"{planned.row.place}: {completion.error}"
@@ -232,6 +248,17 @@ class _Run:
             self.writer.add_rejected(rejected)
             return
         self.writer.add_completed(planned, completion)
+
+    def _draws_again(self, planned: PlannedRow, completion: Completion) -> bool:
+        """Submit a row whose finished answer breaks its schema once more; False if it doesn't, or was so before."""
+        index = completion.request_id
+        if completion.finish_reason is not FinishReason.STOP or index in self.drawn_again or self.engine is None:
+            return False
+        if planned.schema.validator.check(self.writer.text_of(completion)).error is None:
+            return False
+        self.drawn_again.add(index)
+        self.engine.submit([self._request(index, planned)])
+        return True
 
     def _progress(self, engine: Engine) -> Progress:
         writer = self.writer

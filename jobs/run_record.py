@@ -57,11 +57,14 @@ class RunWriter:
             )
         )
 
+    def text_of(self, completion: Completion) -> str:
+        """The text of a completion. Only a cut answer can end inside a character."""
+        return b"".join(self._vocabulary.tokens[token] for token in completion.output_tokens).decode(errors="replace")
+
     def add_completed(self, planned: PlannedRow, completion: Completion) -> None:
         """A row that the model answered; it is `ok` only if the answer ended and validates."""
         row = planned.row
-        # Only a cut answer can end inside a character.
-        text = b"".join(self._vocabulary.tokens[token] for token in completion.output_tokens).decode(errors="replace")
+        text = self.text_of(completion)
         status, answer, error = "ok", None, None
         if completion.finish_reason is FinishReason.STOP:
             validated = planned.schema.validator.check(text)
