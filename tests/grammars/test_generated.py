@@ -220,6 +220,6 @@ def test_a_few_generated_schemas() -> None:
 def test_many_generated_schemas(chosen_seed: int) -> None:
     counts, misses = run(800, chosen_seed=100 + chosen_seed)
     report(counts, misses)
-    assert counts["schemas"] - counts["refused"] >= 500
+    assert counts["schemas"] - counts["refused"] >= 400
     wanted = counts["instances"] - sum(counts[f"not written: {cause}"] for cause in BY_DESIGN)
     assert counts["written"] >= 0.99 * wanted
