@@ -32,7 +32,8 @@ class NodeIndex:
 
     def __init__(self, tokens: np.ndarray) -> None:
         self._tokens = tokens
-        columns = (tokens[offset : len(tokens) - KEY_TOKENS + 1 + offset].tolist() for offset in range(KEY_TOKENS))
+        keys = max(len(tokens) - KEY_TOKENS + 1, 0)
+        columns = (tokens[offset : offset + keys].tolist() for offset in range(KEY_TOKENS))
         self._places = {key: place + KEY_TOKENS for place, key in enumerate(zip(*columns, strict=True))}
 
     def after(self, key: tuple[int, ...], length: int) -> list[int]:

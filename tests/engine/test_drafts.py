@@ -187,5 +187,6 @@ def test_the_index_finds_the_last_place():
     assert index.after((4, 1, 2), 5) == [5, 6, 7]
     assert index.after((5, 6, 7), 2) == []
     assert index.after((9, 9, 9), 2) == []
-    assert NodeIndex(tokens(3)).after((3, 3, 3), 1) == []
+    for short in ((), (3,), (3, 3)):
+        assert NodeIndex(tokens(*short)).after((3, 3, 3), 1) == []
     assert NodeIndex(tokens(1, 2, 3, 1, 2, 3, 7)).after((1, 2, 3), 1) == [7]
