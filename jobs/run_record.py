@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine.request import Completion, FinishReason
 from jobs.plan import PlannedRow, RejectedRow
+from jobs.source import InputRow
 from jobs.store import AnswerRecord, AnswerStore, DocumentRecord
 
 if TYPE_CHECKING:
@@ -45,15 +46,9 @@ class RunWriter:
         row = rejected.row
         self._add(
             AnswerRecord(
-                run_id=self._run_id,
-                doc_id=row.doc_id,
-                question_id=row.question_id,
-                document_hash=row.document_hash,
-                question=row.question,
-                schema_name=rejected.schema_name,
+                **self._row_columns(row, rejected.schema_name),
                 status=rejected.status,
                 error=rejected.error,
-                extra=_extra_text(row.extra, row.gold),
             )
         )
 
@@ -84,12 +79,7 @@ class RunWriter:
         self.forced_tokens += completion.forced_tokens
         self._add(
             AnswerRecord(
-                run_id=self._run_id,
-                doc_id=row.doc_id,
-                question_id=row.question_id,
-                document_hash=row.document_hash,
-                question=row.question,
-                schema_name=planned.schema.name,
+                **self._row_columns(row, planned.schema.name),
                 status=status,
                 answer=answer,
                 raw_text=text,
@@ -101,7 +91,6 @@ class RunWriter:
                 output_tokens=len(completion.output_tokens),
                 ttft_seconds=completion.ttft_seconds,
                 latency_seconds=completion.latency_seconds,
-                extra=_extra_text(row.extra, row.gold),
                 request_digest=planned.digest,
                 minimum_tokens=planned.minimum_tokens,
             )
@@ -119,6 +108,18 @@ class RunWriter:
             self._written_documents.update(self._batch_documents)
             self._batch, self._batch_documents = [], {}
         self._written_at = time.monotonic()
+
+    def _row_columns(self, row: InputRow, schema_name: str | None) -> dict[str, Any]:
+        """The columns that every answer takes from its input row."""
+        return {
+            "run_id": self._run_id,
+            "doc_id": row.doc_id,
+            "question_id": row.question_id,
+            "document_hash": row.document_hash,
+            "question": row.question,
+            "schema_name": schema_name,
+            "extra": _extra_text(row.extra, row.gold),
+        }
 
     def _add(self, record: AnswerRecord) -> None:
         self._batch.append(record)
