@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from functools import partial
 
+import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from engine.linear import Linear
 from engine.model_config import ModelConfig
 from engine.native.row_operations import add_rms_norm, rotate, silu_multiply
 from engine.rotary import Rotary
@@ -30,7 +32,7 @@ class Decoder:
     """
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights):
-        """`weights` becomes the decoder's own: on a CPU its bf16 matrices are reordered in place for speed."""
+        """`weights` becomes the decoder's own: its matrices are reordered for the native kernel where that runs."""
         self.config = config
         self.weights = weights
         self._rotary = Rotary(config.rope, config.head_size, weights.device)
@@ -67,15 +69,23 @@ class Decoder:
         """Whether the head's rows can be picked: a tied head has them in the embedding, others only reordered."""
         return self.config.tied_embeddings
 
+    @property
+    def partial_logits_are_exact(self) -> bool:
+        """Whether logits of some tokens have the same bits as among those of all."""
+        return self.weights.head.is_packed
+
     def logits(self, hidden: Tensor, token_ids: Tensor | None = None) -> Tensor:
         """fp32 [n, vocabulary_size] for rows of `forward`'s result, `hidden` [n, hidden_size].
 
         Pass only the rows that need a token: the head is the model's widest product. With `token_ids` [m], if
         `has_partial_logits`, only these tokens' logits are computed: [n, m].
         """
+        head = self.weights.head
         if token_ids is not None:
-            return functional.linear(hidden, self.weights.embedding[token_ids]).float()
-        return self.weights.head(hidden).float()
+            head = Linear(self.weights.embedding[token_ids])
+            if self.weights.head.is_packed:
+                head.pack()
+        return head(hidden, torch.float32)
 
     def _attention(
         self, index: int, layer: LayerWeights, normed: Tensor, cosine: Tensor, sine: Tensor, attend: Attend

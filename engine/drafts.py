@@ -19,12 +19,14 @@ from engine.sequence import Sequence
 KEY_TOKENS = 3
 """A guess is what followed the last place where the same three tokens stand. Two were right too seldom to pay."""
 
-FIRST_LENGTH = 3
-MOST_LENGTH = 8
-"""How many tokens are guessed at first, and at most after guesses that were right to the end."""
+MOST_LENGTH = 12
+"""How many tokens are guessed at most."""
 
-FORCED_TRIES = 4
-"""A forced text is drafted whole this many times, and then as far as it proved right."""
+PRIOR_SHARE, PRIOR_TRIES = 0.7, 2
+"""A guess that was never tried is taken to be right this often; the belief weighs as much as so many tries."""
+
+TRY_EVERY = 32
+"""Of chances that do not seem worth it one in so many is taken all the same, to find out."""
 
 
 class NodeIndex:
@@ -43,46 +45,63 @@ class NodeIndex:
 
 
 @dataclass
-class _Habit:
-    """How guesses of repeated words have fared for one sequence."""
+class _Record:
+    """How often guesses of one kind were right, token by token: `right[i]` of `tries[i]` that were right before i."""
 
-    indexes: list[NodeIndex] = field(default_factory=list)  # of its prompt, the longest part first
-    length: int = FIRST_LENGTH
-    failures: int = 0  # in a row
-    pause: int = 0  # draws to let pass before the next guess
-    forced: tuple[int, ...] = ()  # the forced text that the draft being checked is of; empty if it is repeated words
+    chances: int = 0
+    tries: list[int] = field(default_factory=lambda: [0] * MOST_LENGTH)
+    right: list[int] = field(default_factory=lambda: [0] * MOST_LENGTH)
+
+    def worthwhile(self, length: int, least_share: float) -> int:
+        """How many of `length` guessed tokens to check, if each must be right with a probability of `least_share`."""
+        self.chances += 1
+        probability, share = 1.0, PRIOR_SHARE
+        for place in range(min(length, MOST_LENGTH)):
+            share = (self.right[place] + share * PRIOR_TRIES) / (self.tries[place] + PRIOR_TRIES)
+            probability *= share
+            if probability < least_share:
+                return place if place or self.tries[0] > self.chances // TRY_EVERY else 1
+        return min(length, MOST_LENGTH)
+
+    def learn(self, proposed: int, accepted: int) -> None:
+        """Of `proposed` tokens the first `accepted` were right, and the next (if there is one) wrong."""
+        for place in range(min(accepted + 1, proposed)):
+            self.tries[place] += 1
+            self.right[place] += place < accepted
 
 
 @dataclass
-class _ForcedRecord:
-    """How often each token of one forced text was right. The text is certain, how the model splits it is not."""
+class _Habit:
+    """What is known about one sequence: where to look words up, and which record its last draft belongs to."""
 
-    tries: int = 0
-    right: list[int] = field(default_factory=list)
-
-    def worth_trying(self) -> int:
-        """Leading tokens that were right at least half of the time."""
-        if self.tries < FORCED_TRIES:
-            return len(self.right)
-        return next((i for i, right in enumerate(self.right) if 2 * right < self.tries), len(self.right))
+    indexes: list[NodeIndex]  # of its prompt, the longest part first
+    last_repeat: str = "none"  # or "right" to the end, "partly", "wrong" at once
+    record: _Record | None = None  # of the draft that is being checked
+    is_repeat: bool = False
 
 
 class Drafter:
-    """Proposes drafts for sequences, and stops where they do not come true.
+    """Proposes drafts for sequences, where they are likely enough to be right.
 
-    A sequence whose guess of repeated words was wrong at once sits out as many draws as it has failed in a row, so that
-    guessing switches itself off where the answer does not quote. Forced text is remembered over all sequences.
+    A token that is right saves its sequence a step, so the sequence's share of a step's fixed cost; every drafted token
+    costs a row. With `fixed_cost_rows` the rows that cost as much as a step without any, and n sequences running, a
+    token pays if it is right with a probability of at least n / (n + fixed_cost_rows).
+
+    What is known is kept for each forced text, and for repeated words by how the sequence's last guess fared.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fixed_cost_rows: int) -> None:
+        self._fixed_cost_rows = fixed_cost_rows
         self._indexes: WeakKeyDictionary[Node, NodeIndex] = WeakKeyDictionary()
         self._habits: WeakKeyDictionary[Sequence, _Habit] = WeakKeyDictionary()
-        self._forced: dict[tuple[int, ...], _ForcedRecord] = {}
+        self._forced: dict[tuple[int, ...], _Record] = {}
+        self._repeated: dict[str, _Record] = {}
 
-    def propose(self, sequence: Sequence) -> list[int]:
+    def propose(self, sequence: Sequence, running: int) -> list[int]:
         """Tokens that may come next, each allowed by the grammar after the ones before; often none.
 
-        At least one token is left to be drawn after the draft, so the row's longest output is never passed.
+        `running` sequences share the step. At least one token is left to be drawn after the draft, so the row's
+        longest output is never passed.
         """
         most = sequence.max_output_tokens - len(sequence.output) - 1
         if most <= 0:
@@ -90,31 +109,24 @@ class Drafter:
         habit = self._habits.get(sequence)
         if habit is None:
             habit = self._habits[sequence] = _Habit(self._indexes_of(sequence.leaf))
-        habit.forced = tuple(sequence.grammar.forced_tokens()) if sequence.grammar is not None else ()
-        if habit.forced:
-            record = self._forced.setdefault(habit.forced, _ForcedRecord(right=[0] * len(habit.forced)))
-            guesses = list(habit.forced[: record.worth_trying()])
+        forced = tuple(sequence.grammar.forced_tokens()) if sequence.grammar is not None else ()
+        if forced:
+            guesses, record = list(forced), self._forced.setdefault(forced, _Record())
         else:
-            guesses = _repeat(sequence.output, habit)
-        return _allowed_part(sequence.grammar, guesses[:most])
+            guesses = _repeat(sequence.output, habit.indexes)
+            record = self._repeated.setdefault(habit.last_repeat, _Record())
+        guesses = _allowed_part(sequence.grammar, guesses[:most])
+        habit.record, habit.is_repeat = record, not forced
+        return guesses[: record.worthwhile(len(guesses), running / (running + self._fixed_cost_rows))]
 
     def learn(self, sequence: Sequence, proposed: int, accepted: int) -> None:
         """Hear how many of the `proposed` tokens of the last draft were right."""
         habit = self._habits.get(sequence)
-        if habit is None or proposed == 0:
+        if habit is None or habit.record is None or proposed == 0:
             return
-        if habit.forced:
-            record = self._forced[habit.forced]
-            record.tries += 1
-            for place in range(accepted):
-                record.right[place] += 1
-        elif accepted == proposed:
-            habit.length = min(2 * habit.length, MOST_LENGTH)
-            habit.failures = 0
-        elif accepted == 0:
-            habit.length = FIRST_LENGTH
-            habit.failures += 1
-            habit.pause = habit.failures
+        habit.record.learn(proposed, accepted)
+        if habit.is_repeat:
+            habit.last_repeat = "right" if accepted == proposed else "partly" if accepted else "wrong"
 
     def _indexes_of(self, leaf: Node) -> list[NodeIndex]:
         """An index a node, made once and shared by all sequences of a document."""
@@ -126,20 +138,18 @@ class Drafter:
         return indexes
 
 
-def _repeat(output: list[int], habit: _Habit) -> list[int]:
+def _repeat(output: list[int], indexes: list[NodeIndex]) -> list[int]:
+    """What followed the output's last tokens where they stand in the prompt, or else earlier in the output."""
     if len(output) < KEY_TOKENS:
         return []
-    if habit.pause > 0:
-        habit.pause -= 1
-        return []
-    for index in habit.indexes:
-        guesses = index.after(tuple(output[-KEY_TOKENS:]), habit.length)
+    key = output[-KEY_TOKENS:]
+    for index in indexes:
+        guesses = index.after(tuple(key), MOST_LENGTH)
         if guesses:
             return guesses
-    key = output[-KEY_TOKENS:]
     for place in range(len(output) - 1, KEY_TOKENS - 1, -1):
         if output[place - KEY_TOKENS : place] == key:
-            return output[place : place + habit.length]
+            return output[place : place + MOST_LENGTH]
     return []
 
 

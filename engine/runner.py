@@ -11,8 +11,8 @@ from torch import Tensor
 from engine.attention import AttentionBackend
 from engine.decoder import Attend
 from engine.kv_cache import KVCache
+from engine.linear import matrix_product_rows
 from engine.step import Step
-from engine.weights import matrix_product_rows
 from engine.work_list import WorkItem, build_work_list
 
 
@@ -27,6 +27,10 @@ class Model(Protocol):
     @property
     def has_partial_logits(self) -> bool:
         """Whether `logits` takes token ids."""
+
+    @property
+    def partial_logits_are_exact(self) -> bool:
+        """Whether logits of some tokens have the same bits as among those of all."""
 
     def logits(self, hidden: Tensor, token_ids: Tensor | None = None) -> Tensor:
         """fp32 logits of hidden states [n, hidden_size], of all tokens or of `token_ids` [m] only."""
@@ -67,7 +71,7 @@ class Runner:
             )
         items = build_work_list(step.rows, self._cache.page_size, self._share_prefixes)
         positions = torch.from_numpy(step.positions).to(device)
-        self._attention.prepare(items, positions)
+        self._attention.prepare(items, torch.from_numpy(step.positions))
         write_slots = torch.from_numpy(step.write_slots).to(device)
         write_rows = torch.from_numpy(step.write_rows).to(device)
         every_row_once = len(step.write_rows) == len(step.token_ids)
@@ -87,8 +91,9 @@ class Runner:
 
     @property
     def has_partial_logits(self) -> bool:
-        """Whether `logits` computes a choice of tokens for less. Not with `row_block`: their sums might differ."""
-        return self._model.has_partial_logits and self._row_block is None
+        """Whether `logits` computes a choice of tokens for less. With `row_block` only if their sums do not differ."""
+        exact = self._row_block is None or self._model.partial_logits_are_exact
+        return self._model.has_partial_logits and exact
 
     def logits(self, hidden: Tensor, token_ids: np.ndarray | None = None) -> Tensor:
         """fp32 logits of hidden states [n, hidden_size]: [n, vocabulary_size], or of `token_ids` [m] only, [n, m]."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import EngineError
+from engine.native import masked_argmax
 from engine.request import SamplingParameters
 
 
@@ -29,23 +30,38 @@ def sample(
 ) -> list[int]:
     """One token a row.
 
-    `logits` fp32 [rows, vocabulary], changed in place. `masks` int32 [rows, words] of allowed tokens, or None.
+    `logits` fp32 [rows, vocabulary]. `masks` int32 [rows, words] of allowed tokens, or None.
     `token_indices[i]` is how many tokens row i has drawn before.
     """
-    if masks is not None:
-        bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")[:, : logits.shape[1]]
-        forbidden = torch.from_numpy(bits == 0).to(logits.device)
-        logits.masked_fill_(forbidden, -torch.inf)
-    largest, most_likely = logits.max(dim=-1)
-    if bool(largest.isnan().any()):
+    tokens = _most_likely(logits, masks)
+    for row, (parameter, index) in enumerate(zip(parameters, token_indices, strict=True)):
+        if parameter.temperature > 0:
+            allowed = logits[row : row + 1]
+            if masks is not None:
+                allowed = allowed.masked_fill(_forbidden(masks[row : row + 1], allowed), -torch.inf)
+            tokens[row] = _draw(allowed[0], parameter, draw_uniform(parameter.seed, index))
+    return tokens
+
+
+def _most_likely(logits: Tensor, masks: np.ndarray | None) -> list[int]:
+    if masked_argmax.is_available(logits):
+        tokens = masked_argmax.masked_argmax(logits, masks)
+    else:
+        if masks is not None:
+            logits = logits.masked_fill(_forbidden(masks, logits), -torch.inf)
+        largest, places = logits.max(dim=-1)
+        tokens = None if bool(largest.isnan().any()) else places.tolist()
+    if tokens is None:
         raise EngineError(
             "The model computed logits that are not numbers; its weights are damaged or dtype is too narrow."
         )
-    tokens = most_likely.tolist()
-    for row, (parameter, index) in enumerate(zip(parameters, token_indices, strict=True)):
-        if parameter.temperature > 0:
-            tokens[row] = _draw(logits[row], parameter, draw_uniform(parameter.seed, index))
     return tokens
+
+
+def _forbidden(masks: np.ndarray, logits: Tensor) -> Tensor:
+    """Packed masks [rows, words] as bool [rows, vocabulary], True where a token is not allowed."""
+    bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")[:, : logits.shape[1]]
+    return torch.from_numpy(bits == 0).to(logits.device)
 
 
 def _draw(logits: Tensor, parameter: SamplingParameters, uniform: float) -> int:

@@ -49,7 +49,7 @@ class TokenDraw:
         row = 0
         for sequence in sequences:
             end = row + 1 + len(sequence.draft)
-            reasons.append(self._accept(sequence, tokens[row:end], allowed_counts[row:end]))
+            reasons.append(self._accept(sequence, tokens[row:end], allowed_counts[row:end], len(sequences)))
             row = end
         return reasons
 
@@ -109,7 +109,9 @@ class TokenDraw:
             for token_id in self._stop_token_ids:
                 words.view(np.uint8)[token_id // 8] |= 1 << token_id % 8
 
-    def _accept(self, sequence: Sequence, tokens: list[int], allowed_counts: np.ndarray) -> FinishReason | None:
+    def _accept(
+        self, sequence: Sequence, tokens: list[int], allowed_counts: np.ndarray, running: int
+    ) -> FinishReason | None:
         """Append drawn tokens as long as each confirms the draft that the next was drawn after."""
         draft, sequence.draft = sequence.draft, []
         accepted = 0
@@ -132,7 +134,7 @@ class TokenDraw:
             reason = self._append_certain(sequence)
         if self._drafter is not None and reason is None:
             self._drafter.learn(sequence, len(draft), accepted)
-            sequence.draft = self._drafter.propose(sequence)
+            sequence.draft = self._drafter.propose(sequence, running)
         return reason
 
     def _append(self, sequence: Sequence, token: int) -> FinishReason | None:

@@ -1,79 +1,19 @@
 """A model's matrices, read from safetensors and fused into the few the decoder multiplies by."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-import torch.nn.functional as functional
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.errors import ModelError
+from engine.linear import Linear
 from engine.model_config import ModelConfig, name_some, safetensors_files
 
 # Buffers that older checkpoints carry and that are computed here.
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", "masked_bias")
-
-
-_row_block: ContextVar[int | None] = ContextVar("row_block", default=None)
-
-
-@contextmanager
-def matrix_product_rows(block: int | None) -> Iterator[None]:
-    """Inside, every product of a `Linear` runs over exactly `block` rows at a time, padded with zeros.
-
-    Libraries choose how to sum by the number of rows; with one number, a row's result depends on that row alone.
-    """
-    token = _row_block.set(block)
-    try:
-        yield
-    finally:
-        _row_block.reset(token)
-
-
-class Linear:
-    """y = x W^T + b. `pack` reorders W for this CPU's bf16 kernels; the products keep their values."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None = None):
-        """`weight` is [outputs, inputs], `bias` [outputs]."""
-        self.weight = weight
-        self.bias = bias
-        self._packed = False
-
-    def pack(self) -> "Linear":
-        """Replace the weight by oneDNN's own blocked layout where that is faster: bf16 on a CPU.
-
-        Measured on a 2-core EPYC, hidden size 576: 650 to 280 microseconds a layer for 1 row, 1,024 to 690 for 32,
-        2 to 7 % for 512. The operators are those torch.compile emits; where torch lacks them nothing changes.
-        """
-        weight = self.weight
-        if self._packed or weight.device.type != "cpu" or weight.dtype != torch.bfloat16:
-            return self
-        try:
-            with torch.inference_mode():
-                packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
-                torch.ops.mkldnn._linear_pointwise(weight[:1], packed, self.bias, "none", [], "")
-        except (AttributeError, RuntimeError, NotImplementedError):
-            return self
-        self.weight, self._packed = packed, True
-        return self
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        """[n, inputs] -> [n, outputs]."""
-        block = _row_block.get()
-        if block is None:
-            return self._multiply(rows)
-        count = rows.shape[0]
-        padded = functional.pad(rows, (0, 0, 0, -count % block))
-        return torch.cat([self._multiply(part) for part in padded.split(block)])[:count]
-
-    def _multiply(self, rows: Tensor) -> Tensor:
-        if self._packed:
-            return torch.ops.mkldnn._linear_pointwise(rows, self.weight, self.bias, "none", [], "")
-        return functional.linear(rows, self.weight, self.bias)
 
 
 @dataclass(slots=True)

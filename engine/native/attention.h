@@ -80,6 +80,25 @@ typedef struct {
     int64_t size;
 } GatedRows;
 
+/* Weights [outputs, inputs], dense, and where their panels go; see linear.h. */
+typedef struct {
+    const void *rows;
+    uint32_t *packed;
+    int64_t outputs;
+    int64_t inputs;
+} PackedWeight;
+
+/* output [rows, outputs] = rows [rows, inputs] times packed weights, plus bias (if any). Everything dense. */
+typedef struct {
+    const void *rows;
+    const uint32_t *packed;
+    const void *bias;
+    void *output;
+    int64_t outputs;
+    int64_t inputs;
+    int fp32_output; /* else the element type */
+} Product;
+
 /* What `docqa_` functions are told as `element`. */
 enum { BF16 = 0, FP32 = 1 };
 
@@ -90,6 +109,9 @@ typedef struct {
     void (*add_rms_norm)(const Norm *norm, int64_t start, int64_t end);
     void (*rotate)(const Rotation *rotation, int64_t start, int64_t end);
     void (*silu_multiply)(const GatedRows *gated, int64_t start, int64_t end);
+    void (*pack_panel)(const PackedWeight *weight, int64_t panel);
+    void (*multiply_panel)(const Product *product, int64_t start, int64_t end, int64_t panel);
+    int64_t (*argmax_row)(const float *logits, const uint32_t *mask, int64_t size, int *is_number);
 } Kernel;
 
 #if defined(__x86_64__) && !defined(__clang__)

@@ -25,6 +25,16 @@ static inline __attribute__((always_inline)) __m512 load_elements(const Element 
     return _mm512_castsi512_ps(_mm512_slli_epi32(lanes, 16));
 }
 
+/* The same for the lanes of a mask; nothing else is read or written. */
+static inline __attribute__((always_inline)) void store_some(Element *target, __mmask16 mask, __m512 lanes) {
+    _mm256_mask_storeu_epi16(target, mask, (__m256i)_mm512_cvtneps_pbh(lanes));
+}
+
+static inline __attribute__((always_inline)) __m512 load_some(__mmask16 mask, const Element *source) {
+    __m512i lanes = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, source));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(lanes, 16));
+}
+
 /* 16 lanes of word pairs: elements of `even` in the low, of `odd` in the high half. */
 static inline __attribute__((always_inline)) __m512i pair_rows(const Element *even, const Element *odd) {
     __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)even));

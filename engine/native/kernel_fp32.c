@@ -22,6 +22,15 @@ static inline __attribute__((always_inline)) __m512 load_elements(const Element 
     return _mm512_loadu_ps(source);
 }
 
+/* The same for the lanes of a mask; nothing else is read or written. */
+static inline __attribute__((always_inline)) void store_some(Element *target, __mmask16 mask, __m512 lanes) {
+    _mm512_mask_storeu_ps(target, mask, lanes);
+}
+
+static inline __attribute__((always_inline)) __m512 load_some(__mmask16 mask, const Element *source) {
+    return _mm512_maskz_loadu_ps(mask, source);
+}
+
 /* A word is one element here: there is no second row. */
 static inline __attribute__((always_inline)) __m512i pair_rows(const Element *even, const Element *odd) {
     (void)odd;

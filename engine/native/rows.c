@@ -40,6 +40,22 @@ void docqa_silu_multiply(const void *input, void *output, int64_t rows, int64_t 
     GatedRows gated = {input, output, size};
     for_rows((RowFunction)kernel_of(element)->silu_multiply, &gated, rows, size, threads);
 }
+
+/* The most likely allowed token of each row of `logits` [rows, size]; `masks` [rows, mask_words], or NULL. Returns
+   whether all allowed logits are numbers. */
+int docqa_masked_argmax(const float *logits, const uint32_t *masks, int64_t *tokens, int64_t rows, int64_t size,
+                        int64_t mask_words, int threads) {
+    int numbers = 1;
+    if (rows * size < PARALLEL_ELEMENTS) threads = 1;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) reduction(&& : numbers)
+    for (int64_t row = 0; row < rows; row++) {
+        int is_number = 1;
+        tokens[row] = docqa_kernel_fp32.argmax_row(logits + row * size, masks ? masks + row * mask_words : 0, size,
+                                                   &is_number);
+        numbers = numbers && is_number;
+    }
+    return numbers;
+}
 #endif
 
 /* source [writes, kv_heads, head_bytes] to slots [writes] of cache [kv_heads, slots, head_bytes]; strides in bytes. */

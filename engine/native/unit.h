@@ -1,5 +1,6 @@
 /* One unit of attention: a tile of packed query rows against a range of keys. Included once for each element type,
-   which defines Element, ELEMENTS_IN_WORD, KERNEL, multiply_add, load_elements, store_elements and pair_rows. */
+   which defines Element, ELEMENTS_IN_WORD, KERNEL, multiply_add, load_elements, store_elements, load_some, store_some
+   and pair_rows. */
 
 #include <math.h>
 
@@ -177,7 +178,10 @@ static void run_unit(const Attention *attention, const Unit *unit, int kv_head, 
     finish_rows(attention, unit, kv_head, &space);
 }
 
+#include "argmax.h"
+#include "linear.h"
 #include "merge.h"
 #include "rows.h"
 
-const Kernel KERNEL = {run_unit, merge_row, add_rms_norm, rotate, silu_multiply};
+const Kernel KERNEL = {run_unit,      merge_row,  add_rms_norm,   rotate,
+                       silu_multiply, pack_panel, multiply_panel, argmax_row};

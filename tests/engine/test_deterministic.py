@@ -10,9 +10,10 @@ from engine import attention_native
 from engine.decoder import Decoder
 from engine.engine import Engine, EngineSettings
 from engine.errors import ModelError
+from engine.linear import Linear, matrix_product_rows
 from engine.model_config import ModelConfig
 from engine.request import Request, SamplingParameters
-from engine.weights import Linear, load_weights, matrix_product_rows, random_weights
+from engine.weights import load_weights, random_weights
 from tests.engine.conftest import TINY_CONFIG, random_prompts
 
 SHAPE = {**TINY_CONFIG, "hidden_size": 64, "head_dim": 32}
@@ -26,11 +27,14 @@ def needs_native(dtype, heads=4, kv_heads=2, head_size=32):
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 63, 64, 65, 300])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_a_products_row_depends_on_that_row_alone(rows, dtype):
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_products_row_depends_on_that_row_alone(rows, dtype, packed):
     torch.manual_seed(0)
-    linear = Linear(torch.randn(96, 160).to(dtype)).pack()
+    linear = Linear(torch.randn(96, 160).to(dtype))
+    if packed and not linear.pack().is_packed:
+        pytest.skip("the native product can't run here")
     inputs = torch.randn(300, 160).to(dtype)
-    with torch.inference_mode(), matrix_product_rows(64):
+    with torch.inference_mode(), matrix_product_rows(None if packed else 64):
         whole = linear(inputs)
         assert torch.equal(linear(inputs[:rows]), whole[:rows])
         assert torch.equal(linear(inputs[-rows:]), whole[-rows:])

@@ -1,8 +1,11 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.errors import EngineError
+from engine.native import masked_argmax
 from engine.request import SamplingParameters
 from engine.sampler import draw_uniform, mask_words, sample
 
@@ -63,3 +66,27 @@ def test_draws_depend_on_seed_and_index_only():
 def test_logits_that_are_not_numbers_are_an_error():
     with pytest.raises(EngineError, match="not numbers"):
         sample(torch.tensor([[0.0, float("nan")]]), None, [SamplingParameters()], [0])
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_the_native_argmax_is_torchs(data):
+    rows, size = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 200))
+    random = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    logits = torch.from_numpy(random.integers(-3, 3, (rows, size)).astype(np.float32))  # many are equal
+    logits[random.random((rows, size)) < 0.1] = -torch.inf
+    if not masked_argmax.is_available(logits):
+        pytest.skip("the native kernels can't run here")
+    masks = None
+    hidden = logits.clone()
+    if data.draw(st.booleans()):
+        allowed = random.random((rows, mask_words(size) * 32)) < data.draw(st.sampled_from([0.0, 0.02, 0.5, 1.0]))
+        masks = np.packbits(allowed, axis=1, bitorder="little").view(np.int32)
+        hidden[torch.from_numpy(~allowed[:, :size])] = -torch.inf
+    expected = [int(np.argmax(row)) for row in hidden.numpy()]
+    assert masked_argmax.masked_argmax(logits, masks) == expected
+
+
+def test_a_forbidden_logit_that_is_no_number_does_no_harm():
+    masks = np.array([[0b001]], dtype=np.int32)
+    assert sample(torch.tensor([[0.0, float("nan"), 1.0]]), masks, [SamplingParameters()], [0]) == [0]

@@ -6,7 +6,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.errors import ModelError
 from engine.model_config import ModelConfig
-from engine.weights import Linear, load_weights, random_weights
+from engine.weights import load_weights, random_weights
 from tests.engine.tiny_models import save_tiny_model
 
 
@@ -111,14 +111,3 @@ def test_random_weights_are_repeatable(tmp_path):
     assert torch.equal(one.layers[2].gate_up.weight, two.layers[2].gate_up.weight)
     assert not torch.equal(one.embedding, random_weights(config, torch.float32, seed=4).embedding)
     assert one.final_norm.mean() > 0.9
-
-
-@pytest.mark.parametrize("rows", [1, 3, 33])
-def test_packed_products_are_the_plain_ones(rows):
-    torch.manual_seed(0)
-    weight, bias = torch.randn(96, 64, dtype=torch.bfloat16), torch.randn(96, dtype=torch.bfloat16)
-    values = torch.randn(rows, 64, dtype=torch.bfloat16)
-    with torch.inference_mode():
-        plain = Linear(weight, bias)(values)
-        packed = Linear(weight, bias).pack()(values)
-    torch.testing.assert_close(packed, plain)
