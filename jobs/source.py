@@ -12,7 +12,7 @@ from jobs.errors import InputError
 from jobs.job_settings import InputSettings
 from jobs.source_columns import LONG, NESTED, TWO_TABLES, ColumnMap, Columns, choose_layout, file_columns
 from jobs.source_files import BadFile, InputFile, OpenedFile, TooLarge, find_files, open_file, read_batches
-from jobs.source_join import join, make_row, merge_documents, merge_rows
+from jobs.source_join import fill_missing_columns, join, make_row, merge_documents, merge_rows
 from jobs.source_rows import Document, InputRow, Part, PartReader, RowProblem, Table
 
 __all__ = ["Document", "InputData", "InputRow", "RowProblem", "read_input"]
@@ -25,8 +25,9 @@ SHRINK = 16
 class InputData:
     """Everything a job reads. `documents` holds, by hash, the documents that a row uses, in order of their first row.
 
-    `merged_rows` counts input rows left out because an earlier one is the same, `skipped_files` are (path, reason),
-    `layout` is `long`, `nested` or `two tables`.
+    `merged_rows` counts input rows left out because an earlier one is the same. `skipped_files` are (path, reason) of
+    all files passed over, `bad_files` those of them that should have been read. `layout` is `long`, `nested` or
+    `two tables`.
     """
 
     documents: dict[str, Document]
@@ -35,6 +36,7 @@ class InputData:
     skipped_files: list[tuple[str, str]]
     merged_rows: int
     layout: str
+    bad_files: list[tuple[str, str]] = field(default_factory=list)
 
 
 @dataclass
@@ -85,6 +87,7 @@ class _Reader:
         else:
             documents, rows = contents[layout].documents, contents[layout].rows
         rows, repeated = merge_rows(rows)
+        fill_missing_columns(rows, [found for files in columns.values() for found in files])
         used = dict.fromkeys(row.document_hash for row in rows if row.document_hash is not None)
         return InputData(
             documents={document_hash: documents[document_hash] for document_hash in used},
@@ -93,6 +96,7 @@ class _Reader:
             skipped_files=self.skipped + self.bad,
             merged_rows=merged + repeated,
             layout=layout,
+            bad_files=self.bad,
         )
 
     def _open_tables(self) -> dict[str, list[OpenedFile]]:
@@ -162,7 +166,7 @@ class _Reader:
             contents = _Contents()
             try:
                 for first_row, batch in read_batches(opened, shrink):
-                    rows = Table.of_batch(opened.name, first_row, columns, batch, opened.file.partitions)
+                    rows = Table.of_batch(opened, first_row, columns, batch)
                     self._read_rows(table, rows, contents, known)
                 return contents
             except TooLarge:

@@ -4,6 +4,7 @@ All of it works on footers alone, so a wrong column stops a run before a row is 
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -95,6 +96,8 @@ def file_columns(opened: OpenedFile, table: str, mapping: ColumnMap) -> Columns:
     columns = _columns(opened.name, names, TABLE_COLUMNS[table], mapping)
     types = {name: opened.schema.field(name).type for name in opened.schema.names}
     _check_types(opened.name, columns.used, types)
+    for name, data_type in types.items():
+        _check_fields(opened.name, name, data_type)
     if table != NESTED:
         return columns
     own = columns.used["questions"]
@@ -136,11 +139,12 @@ def _columns(place: str, names: Sequence[str], wanted: Sequence[str], mapping: C
 
 
 def _check_names(place: str, names: Sequence[str], wanted: Sequence[str], mapping: ColumnMap) -> None:
-    for name in names:
-        if names.count(name) > 1:
+    for name, times in Counter(names).items():
+        if times > 1:
+            picks = f', then [input.columns] {name} = "…" (--column {name}=…) picks the one to use'
             raise InputError(
-                f"{place}: two columns have the same name, {name!r} and {name!r}; rename one of them in the file, "
-                f'then [input.columns] {name if name in wanted else "document"} = "…" picks the one to use'
+                f"{place}: two columns have the same name, {name!r} and {name!r}; rename one of them in the file"
+                + (picks if name in wanted else "")
             )
     for want in wanted:
         if want in mapping.names:
@@ -168,6 +172,21 @@ def _check_types(place: str, used: Mapping[str, str], types: Mapping[str, pa.Dat
                 f"{place}: column {own!r} has type {types[own]}, but the {wanted} must be {rules[wanted][1]}; "
                 f'convert it, or name another column in [input.columns] {wanted} = "…"'
             )
+
+
+def _check_fields(place: str, column: str, data_type: pa.DataType) -> None:
+    """Structs with two fields of one name, at any depth: one of the two would be lost."""
+    data_type = plain_type(data_type)
+    fields = [data_type.field(number) for number in range(data_type.num_fields)]
+    if pa.types.is_struct(data_type):
+        for name, times in Counter(inner.name for inner in fields).items():
+            if times > 1:
+                raise InputError(
+                    f"{place}: column {column!r} has structs with two fields of the same name, {name!r} and {name!r}; "
+                    "rename one of them in the file"
+                )
+    for inner in fields:
+        _check_fields(place, column, inner.type)
 
 
 def _names(opened: OpenedFile) -> list[str]:

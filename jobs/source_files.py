@@ -7,9 +7,12 @@ import fnmatch
 import glob
 import os
 import stat
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import unquote
@@ -53,6 +56,28 @@ class OpenedFile:
     def name(self) -> str:
         """The file's name in messages."""
         return self.file.name
+
+    def place(self, row: int) -> str:
+        """Where a row stands, counted from 1: `a.parquet row 17`, and its row group if there are several."""
+        return f"{self.name} row {row}{self._group(row)}"
+
+    def places(self, first_row: int, rows: int) -> list[str]:
+        """The places of consecutive rows."""
+        if self.metadata.num_row_groups < 2:
+            return [f"{self.name} row {row}" for row in range(first_row, first_row + rows)]
+        return [self.place(row) for row in range(first_row, first_row + rows)]
+
+    def _group(self, row: int) -> str:
+        groups = self.metadata.num_row_groups
+        if groups < 2:
+            return ""
+        return f" (row group {min(bisect_left(self._group_ends, row) + 1, groups)} of {groups})"
+
+    @cached_property
+    def _group_ends(self) -> list[int]:
+        """The last row of each row group, counted from 1."""
+        sizes = [self.metadata.row_group(number).num_rows for number in range(self.metadata.num_row_groups)]
+        return list(accumulate(sizes))
 
 
 def find_files(patterns: Sequence[str], folder: Path, setting: str) -> tuple[list[InputFile], list[tuple[str, str]]]:
@@ -115,13 +140,15 @@ def read_batches(opened: OpenedFile, shrink: int = 1) -> Iterator[tuple[int, pa.
                     if batch is None:
                         break
                     _check_indices(batch)
-                except (pa.ArrowCapacityError, pa.ArrowNotImplementedError, MemoryError) as error:
+                except READ_ERRORS as error:
+                    where = opened.place(row).removeprefix(opened.name).strip()
+                    if not _is_too_large(error):
+                        raise BadFile(f"{_reason(error)} (at {where} or after it)") from None
                     if rows > 1:
                         raise TooLarge from None
-                    reason = f"row {row} is too large to read ({_reason(error)}); rewrite it as smaller rows"
-                    raise BadFile(reason) from None
-                except READ_ERRORS as error:
-                    raise BadFile(_reason(error)) from None
+                    raise BadFile(
+                        f"{where} is too large to read ({_reason(error)}); rewrite it as smaller rows"
+                    ) from None
                 yield row, batch
                 row += batch.num_rows
     except FileNotFoundError as error:
@@ -230,6 +257,13 @@ def _batch_rows(opened: OpenedFile) -> int:
 def _comes_as_dictionary(data_type: pa.DataType) -> bool:
     is_ = pa.types
     return is_.is_string(data_type) or is_.is_large_string(data_type) or is_.is_binary(data_type)
+
+
+def _is_too_large(error: BaseException) -> bool:
+    """Whether a smaller batch may be read where this one was not; Arrow says so in three ways."""
+    if isinstance(error, pa.ArrowNotImplementedError):
+        return "chunked array" in str(error)
+    return isinstance(error, pa.ArrowCapacityError | MemoryError)
 
 
 def _check_indices(batch: pa.RecordBatch) -> None:

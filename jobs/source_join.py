@@ -1,8 +1,10 @@
 """Documents and questions joined to rows, and rows that say the same twice merged."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from jobs.errors import InputError
+from jobs.source_columns import Columns
 from jobs.source_rows import InputRow, Part, RowProblem, first_problem
 
 
@@ -69,17 +71,38 @@ def join(documents: dict[str, Part], questions: Sequence[Part], by_doc_id: bool)
 def merge_rows(rows: Sequence[InputRow]) -> tuple[list[InputRow], int]:
     """Rows without those that repeat an earlier one, and how many those were.
 
-    Raises InputError for two rows with one key that ask different things.
+    Raises InputError for two rows with one key that ask different things, or have different golds.
     """
     by_key: dict[tuple[str, str], InputRow] = {}
     for row in rows:
-        first = by_key.setdefault((row.doc_id, row.question_id), row)
-        if first is not row and _asked(first) != _asked(row):
+        key = row.doc_id, row.question_id
+        first = by_key.setdefault(key, row)
+        if first is row:
+            continue
+        if _asked(first) != _asked(row):
             raise InputError(
                 f"two different rows have doc_id {row.doc_id!r} and question_id {row.question_id!r}: {first.place} "
                 f"and {row.place}; give each its own question_id"
             )
+        if first.gold is None:
+            by_key[key] = replace(first, gold=row.gold)
+        elif row.gold is not None and row.gold != first.gold:
+            raise InputError(
+                f"{first.place} and {row.place} ask the same (doc_id {row.doc_id!r}, question_id {row.question_id!r}), "
+                "but their golds differ; keep one of them"
+            )
     return list(by_key.values()), len(rows) - len(by_key)
+
+
+def fill_missing_columns(rows: Sequence[InputRow], files: Sequence[Columns]) -> None:
+    """Give every row all further columns that any file has, null where its own file lacks them."""
+    own = [{*columns.extra, *(columns.element.extra if columns.element else ())} for columns in files]
+    names = sorted(set().union(*own))
+    if not any(set(names) - had for had in own):
+        return
+    for row in rows:
+        for name in names:
+            row.extra.setdefault(name, None)
 
 
 def _asked(row: InputRow) -> tuple[str | None, ...]:

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from jobs.errors import InputError
 from jobs.source_columns import Columns
+from jobs.source_files import OpenedFile
 from jobs.source_values import NULL, Text, id_cells, is_blank, json_cells, text_cells
 
 # A row that has several problems is filed under the first of these.
@@ -38,7 +39,8 @@ class InputRow:
     """One question about one document.
 
     `document_hash` is None where there is no usable document. `schema` is the row's own, or None. `gold` and `extra`
-    are JSON-ready; rows may share one `extra`, so don't change it. `place` is like `a.parquet row 17`, counted from 1.
+    are JSON-ready; rows may share one `extra`, so don't change it. `place` is like `a.parquet row 17 (row group 1 of
+    2)`, counted from 1.
     A row with a `problem` keeps its question as far as it can be shown: bytes that are not UTF-8 stand as `\\xff`.
     """
 
@@ -100,13 +102,10 @@ class Table:
                 self._check_partition(name, self.arrays.pop(name))
 
     @classmethod
-    def of_batch(
-        cls, name: str, first_row: int, columns: Columns, batch: pa.RecordBatch, partitions: Mapping[str, str | None]
-    ) -> "Table":
-        """The rows of a batch of the file `name`, the first being its row `first_row`."""
+    def of_batch(cls, opened: OpenedFile, first_row: int, columns: Columns, batch: pa.RecordBatch) -> "Table":
+        """The rows of a batch of a file, the first being its row `first_row`."""
         arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
-        places = [f"{name} row {row}" for row in range(first_row, first_row + batch.num_rows)]
-        return cls(columns, arrays, places, partitions)
+        return cls(columns, arrays, opened.places(first_row, batch.num_rows), opened.file.partitions)
 
     def array(self, wanted: str) -> pa.Array:
         """The array of a column that the file itself has."""

@@ -182,6 +182,7 @@ def test_missing_ids_are_hashes_of_the_texts(tmp_path):
 
 
 def test_identical_rows_merge_and_are_counted(tmp_path):
+    """Case 16."""
     write(tmp_path / "a.parquet", long(2))
     write(tmp_path / "b.parquet", long(3))
     data = read(tmp_path)
@@ -189,8 +190,18 @@ def test_identical_rows_merge_and_are_counted(tmp_path):
     assert data.rows[0].place == "a.parquet row 1"
 
 
+def test_rows_that_repeat_may_add_their_gold_but_not_contradict_it(tmp_path):
+    write(tmp_path / "a.parquet", long(2, gold=pa.nulls(2, pa.string())))
+    write(tmp_path / "b.parquet", long(2, gold=["yes", None]))
+    assert [row.gold for row in read(tmp_path).rows] == ["yes", None]
+    write(tmp_path / "c.parquet", long(1, gold=["no"]))
+    with pytest.raises(InputError, match=r"a\.parquet row 1 and c\.parquet row 1 ask the same .* golds differ"):
+        read(tmp_path)
+
+
 @pytest.mark.parametrize("other", [{"document": ["another"]}, {"question": ["another?"]}, {"schema": ["another"]}])
 def test_different_rows_with_one_key_are_named_both(tmp_path, other):
+    """Case 16."""
     write(tmp_path / "a.parquet", long(2))
     write(tmp_path / "b.parquet", long(1, start=1, **other))
     with pytest.raises(InputError, match=r"'d1' and question_id 'q1': a\.parquet row 2 and b\.parquet row 1"):
@@ -198,6 +209,7 @@ def test_different_rows_with_one_key_are_named_both(tmp_path, other):
 
 
 def test_the_same_text_under_two_ids_is_one_document(tmp_path):
+    """Case 26."""
     write(tmp_path / "a.parquet", long(2, document=["same", "same"]))
     data = read(tmp_path)
     assert ([row.doc_id for row in data.rows], len(data.documents)) == (["d0", "d1"], 1)
@@ -207,6 +219,7 @@ def test_the_same_text_under_two_ids_is_one_document(tmp_path):
 
 
 def test_blank_documents_and_questions_are_rows_with_a_problem(tmp_path):
+    """Case 27."""
     blank = [None, "", "   \n", "\u200b", "\ufeff \u2060", "ok"]
     write(tmp_path / "a.parquet", long(6, document=blank))
     write(tmp_path / "b.parquet", long(6, start=6, question=blank))
@@ -217,6 +230,13 @@ def test_blank_documents_and_questions_are_rows_with_a_problem(tmp_path):
     assert data.rows[0].document_hash is None
     assert data.rows[6].document_hash == sha("text 6")
     assert set(data.documents) == {sha("ok")} | {sha(f"text {n}") for n in range(6, 12)}
+
+
+def test_a_problem_names_file_row_group_and_row(tmp_path):
+    write(tmp_path / "in/a.parquet", long(7, document=["ok"] * 5 + ["", "ok"]), row_group_size=3)
+    row = read(tmp_path, "in").rows[5]
+    assert row.place == "in/a.parquet row 6 (row group 2 of 3)"
+    assert row.problem.error == "the document is empty in in/a.parquet row 6 (row group 2 of 3)"
 
 
 def test_a_row_with_several_problems_is_filed_under_bad_text_first(tmp_path):
@@ -254,6 +274,7 @@ def test_bad_utf8_inside_nested_questions_costs_one_question(tmp_path):
 
 @pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
 def test_files_with_different_columns_are_joined_by_name(tmp_path, names):
+    """Cases 1 and 2: a column that is null in one file, and columns that only one file has, in both orders."""
     write(tmp_path / f"{names[0]}.parquet", long(3, note=pa.nulls(3), gold=[1, 2, 3]))
     write(
         tmp_path / f"{names[1]}.parquet",
@@ -261,7 +282,7 @@ def test_files_with_different_columns_are_joined_by_name(tmp_path, names):
     )
     rows = {row.doc_id: row for row in read(tmp_path).rows}
     assert len(rows) == 6
-    assert rows["d0"].extra == {"note": None}
+    assert rows["d0"].extra == {"note": None, "more": None}
     assert rows["d3"].extra == {"note": "x", "more": 1.5}
     assert [rows[f"d{n}"].schema for n in (0, 3, 4, 5)] == [None, "s", None, None]
     assert [rows[f"d{n}"].gold for n in (0, 3)] == [1, None]
@@ -269,6 +290,7 @@ def test_files_with_different_columns_are_joined_by_name(tmp_path, names):
 
 @pytest.mark.parametrize("missing", ["document", "question"])
 def test_a_missing_required_column_names_file_and_column(tmp_path, missing):
+    """Case 2."""
     write(tmp_path / "a.parquet", long())
     columns = long(start=1)
     del columns[missing]
@@ -293,6 +315,7 @@ def test_mapped_columns_and_a_mapping_that_no_file_has(tmp_path):
 
 
 def test_names_that_differ_in_case_need_a_setting(tmp_path):
+    """Case 13."""
     write(tmp_path / "a.parquet", long(Document=["other"]))
     with pytest.raises(InputError, match=r"columns 'document' and 'Document'; set \[input\.columns\] document = "):
         read(tmp_path)
@@ -303,11 +326,21 @@ def test_names_that_differ_in_case_need_a_setting(tmp_path):
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path):
+    """Case 13."""
     table = pa.Table.from_arrays(
         [pa.array(["X"]), pa.array(["a?"]), pa.array(["b?"])], ["document", "question", "question"]
     )
     write(tmp_path / "a.parquet", table)
     with pytest.raises(InputError, match=r"a\.parquet: two columns have the same name, 'question' and 'question'"):
+        read(tmp_path)
+
+
+def test_structs_with_two_fields_of_one_name_are_refused(tmp_path):
+    """Case 13, further in: one of the two would be lost without a word."""
+    twice = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], ["page", "page"])
+    inside = pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), twice)
+    write(tmp_path / "a.parquet", long(source=inside))
+    with pytest.raises(InputError, match=r"a\.parquet: column 'source' has structs .* 'page' and 'page'; rename"):
         read(tmp_path)
 
 
@@ -335,6 +368,7 @@ def test_questions_of_a_wrong_type_are_refused(tmp_path, values):
 
 
 def test_a_pandas_index_is_dropped(tmp_path):
+    """Case 15."""
     write(tmp_path / "a.parquet", long(__index_level_0__=[7], kept=[1]))
     assert read(tmp_path).rows[0].extra == {"kept": 1}
 
@@ -343,6 +377,7 @@ def test_a_pandas_index_is_dropped(tmp_path):
 
 
 def test_no_rows_at_all_and_empty_row_groups(tmp_path):
+    """Case 8."""
     write(tmp_path / "none.parquet", pa.table(long(1)).slice(0, 0))
     data = read(tmp_path)
     assert (data.rows, data.documents, data.files, data.layout) == ([], {}, ["none.parquet"], "long")
@@ -351,15 +386,17 @@ def test_no_rows_at_all_and_empty_row_groups(tmp_path):
         for part in (table.slice(0, 5), table.slice(0, 0), table.slice(5)):
             writer.write_table(part)
     assert [row.doc_id for row in read(tmp_path).rows] == [f"d{n}" for n in range(10)]
-    assert read(tmp_path).rows[7].place == "some.parquet row 8"
+    assert read(tmp_path).rows[7].place == "some.parquet row 8 (row group 3 of 3)"
 
 
 def test_many_tiny_row_groups(tmp_path):
+    """Case 85, small (see test_input_scale.py)."""
     write(tmp_path / "a.parquet", long(2000), row_group_size=1)
     assert [row.question_id for row in read(tmp_path).rows] == [f"q{n}" for n in range(2000)]
 
 
 def test_one_row_group_with_a_dictionary_of_documents_is_not_expanded(tmp_path):
+    """Case 84, small (see test_input_scale.py)."""
     # Written piece by piece as plain text, so that only the file knows that there are ten texts.
     rows, ten = 4000, pa.array([str(n) * 50_000 for n in range(10)])
     write(tmp_path / "a.parquet", long(rows, document=pa.chunked_array([ten] * (rows // 10))), row_group_size=rows)
@@ -372,6 +409,7 @@ def test_one_row_group_with_a_dictionary_of_documents_is_not_expanded(tmp_path):
 
 @pytest.mark.parametrize("text_type", [pa.string(), pa.large_string()], ids=str)
 def test_text_beyond_the_offsets_of_a_batch(tmp_path, text_type, monkeypatch):
+    """Case 86, small (see test_input_scale.py)."""
     # The real case is a column over 2 GiB; here batches are small and the rows large.
     monkeypatch.setattr("jobs.source_files.BATCH_BYTES", 2**20)
     documents = pa.array([chr(97 + n % 3) * 2**18 for n in range(40)], text_type)
@@ -381,6 +419,7 @@ def test_text_beyond_the_offsets_of_a_batch(tmp_path, text_type, monkeypatch):
 
 
 def test_a_batch_too_large_for_arrow_is_read_in_smaller_ones(tmp_path, monkeypatch):
+    """Case 17, without its 2 GiB (see test_input_scale.py)."""
     write(tmp_path / "a.parquet", long(600))
     real, sizes = pq.ParquetFile.iter_batches, []
 

@@ -31,6 +31,7 @@ def ids(data):
 
 
 def test_marker_and_side_files_are_passed_over(tmp_path):
+    """Case 6."""
     write(tmp_path / "in/part-0.parquet")
     write(tmp_path / "in/_temporary/x.parquet", 1)
     write(tmp_path / "in/.hidden.parquet", 2)
@@ -40,6 +41,7 @@ def test_marker_and_side_files_are_passed_over(tmp_path):
         data = read(tmp_path, pattern)
         assert data.files == ["in/part-0.parquet"]
         assert data.skipped_files == [("in/README.txt", "its name does not end in .parquet")]
+        assert data.bad_files == []
 
 
 def test_file_folder_glob_and_list_in_sorted_order_each_file_once(tmp_path):
@@ -79,6 +81,7 @@ def test_links_are_followed_but_not_in_circles(tmp_path):
 
 
 def test_names_that_are_not_ascii_or_not_even_text(tmp_path):
+    """Case 76, the paths."""
     write(tmp_path / "Prüfung/вход.parquet")
     good = (tmp_path / "Prüfung/вход.parquet").read_bytes()
     with open(os.fsencode(tmp_path) + b"/Pr\xc3\xbcfung/\xff.parquet", "wb") as file:
@@ -92,6 +95,7 @@ def test_names_that_are_not_ascii_or_not_even_text(tmp_path):
 
 
 def test_folder_values_stay_text_and_are_decoded_once(tmp_path):
+    """Cases 3 and 5."""
     for number, value in enumerate(["007", "0870", "abc", "", "a%20b=c", "a%2520", "__HIVE_DEFAULT_PARTITION__"]):
         write(tmp_path / f"in/team={value}/p.parquet", number)
     teams = {row.doc_id: row.extra["team"] for row in read(tmp_path, "in").rows}
@@ -111,12 +115,14 @@ def test_folder_values_stay_text_and_are_decoded_once(tmp_path):
     ],
 )
 def test_a_column_that_repeats_its_folder_is_fine(tmp_path, folder, inner):
+    """Case 4: the folder and the column say the same, or the column says nothing."""
     write(tmp_path / f"in/{folder}/p.parquet", lang=inner)
     assert read(tmp_path, "in").rows[0].extra == {"lang": folder.partition("=")[2]}
 
 
 @pytest.mark.parametrize("inner", [pa.array(["fr"]), pa.array([7]), pa.array([["de"]])])
 def test_a_column_that_contradicts_its_folder_names_the_file(tmp_path, inner):
+    """Case 4."""
     write(tmp_path / "in/lang=de/p.parquet", lang=inner)
     with pytest.raises(InputError, match=r"in/lang=de/p\.parquet row 1: column 'lang' holds .*lang=de"):
         read(tmp_path, "in")
@@ -146,6 +152,7 @@ def damage(tmp_path):
 
 
 def test_all_bad_files_are_named_at_once(tmp_path):
+    """Case 7."""
     names = damage(tmp_path)
     with pytest.raises(InputError) as caught:
         read(tmp_path)
@@ -158,12 +165,24 @@ def test_all_bad_files_are_named_at_once(tmp_path):
 
 
 def test_bad_files_can_be_skipped_and_leave_no_rows(tmp_path):
+    """Case 7."""
     names = damage(tmp_path)
     data = read(tmp_path, on_bad_file="skip")
     assert ids(data) == ["d0", "d1", "d2"]
     assert data.files == ["good0.parquet", "good1.parquet", "good2.parquet"]
     assert sorted(name for name, _ in data.skipped_files) == names
+    assert data.bad_files == data.skipped_files
     assert len(data.documents) == 3
+
+
+def test_a_damaged_page_is_placed_by_row_and_row_group(tmp_path):
+    table = pa.table({"document": [f"{n} " * 50 for n in range(100)], "question": [f"q{n}" for n in range(100)]})
+    pq.write_table(table, tmp_path / "late.parquet", row_group_size=10, **CHECKED)
+    content = bytearray((tmp_path / "late.parquet").read_bytes())
+    content[content.index(b"95 95 95")] ^= 1
+    (tmp_path / "late.parquet").write_bytes(content)
+    with pytest.raises(InputError, match=r"late\.parquet: .*row \d+ \(row group \d+ of 10\) or after it"):
+        read(tmp_path)
 
 
 def test_bad_files_come_before_what_is_wrong_with_rows(tmp_path):

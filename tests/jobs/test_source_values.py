@@ -44,7 +44,7 @@ CASES = [
 
 @pytest.mark.parametrize(("array", "texts"), CASES, ids=[str(array.type) for array, _ in CASES])
 def test_ids_have_one_exact_text(tmp_path, array, texts):
-    """Also through a file, as that is where types change, and after a slice, as offsets are easily forgotten."""
+    """Case 10: also through a file, where types change, and after a slice, as offsets are easily forgotten."""
     with_null = pa.concat_arrays([array, pa.nulls(1, array.type)]) if array.type != pa.nulls(1).type else array
     assert [cell.value for cell in id_cells(with_null)[:2]] == texts
     assert [cell.value for cell in id_cells(with_null)[2:]] == [None] * (len(with_null) - 2)

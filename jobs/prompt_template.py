@@ -1,0 +1,109 @@
+"""The templates of `[prompt]`: each reaches its row and nothing else (see jobs/prompt_sandbox.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jinja2
+import jinja2.meta
+from jinja2 import nodes
+
+from jobs.errors import JobFileError
+from jobs.job_settings import PromptSettings
+from jobs.prompt_sandbox import RowEnvironment, check_statements, counted
+
+# What each part of [prompt] may use. `extra` holds the row's other columns.
+PART_VARIABLES = {
+    "system": ("schema", "schema_name"),
+    "document": ("document", "doc_id", "extra"),
+    "question": ("question", "question_id", "doc_id", "extra"),
+}
+
+_RENDERING_ERRORS = (
+    jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError,
+    MemoryError,
+)  # fmt: skip
+
+
+class PartTemplates:
+    """The three templates. Raises JobFileError, naming the setting, for one that can't be used.
+
+    `document_uses_row` tells whether the document's part depends on more than the document, `moving_values` what else
+    it writes: names as in the template (`doc_id`, `extra.page`), in their order there. `texts_behind` has, by part, the
+    template's own text behind the first value that it writes.
+    """
+
+    def __init__(self, settings: PromptSettings) -> None:
+        environment = RowEnvironment()
+        self._environment = environment
+        self._templates: dict[str, jinja2.Template] = {}
+        self.moving_values: list[str] = []
+        self.texts_behind: dict[str, str] = {}
+        used: dict[str, set[str]] = {}
+        for part, known in PART_VARIABLES.items():
+            try:
+                tree = environment.parse(getattr(settings, part))
+                used[part] = jinja2.meta.find_undeclared_variables(tree)
+                check_statements(part, known, tree)
+                self.texts_behind[part] = _text_behind_values(tree)
+                if part == "document":
+                    self.moving_values = _values_written(tree)
+                self._templates[part] = environment.from_string(counted(tree, environment))
+            except jinja2.TemplateSyntaxError as error:
+                raise JobFileError(
+                    f"prompt.{part}, line {error.lineno}: not a valid template: {error.message}; "
+                    "mend it or write {{ '{{' }} for braces that are text"
+                ) from None
+            for name in sorted(used[part] - set(known)):
+                raise JobFileError(f"prompt.{part} uses {{{{ {name} }}}}, but it can use only {', '.join(known)}")
+            if part != "system" and part not in used[part]:
+                raise JobFileError(f"prompt.{part} does not use {{{{ {part} }}}}; add it")
+        self.document_uses_row = used["document"] != {"document"}
+        self.system_uses_schema = bool(used["system"])
+
+    def render(self, part: str, place: str = "", **values: Any) -> str:
+        """The text of a part for one row; `place` is where the row stands. Raises JobFileError."""
+        self._environment.start(sum(len(value) for value in values.values() if isinstance(value, str)))
+        pieces, characters = [], 0
+        try:
+            for piece in self._templates[part].generate(values):
+                characters += len(piece)
+                self._environment.check_length(characters)
+                pieces.append(piece)
+        except _RENDERING_ERRORS as error:
+            where = f" ({place})" if place else ""
+            reason = str(error) or type(error).__name__
+            raise JobFileError(f"prompt.{part} fails on a row{where}: {reason}; mend the template") from None
+        return "".join(pieces)
+
+
+def _values_written(tree: nodes.Template) -> list[str]:
+    """What a document's template reads beside the document, in order: `doc_id`, `extra.page`, or `extra` as a whole."""
+    called = {id(node.node) for node in tree.find_all(nodes.Call)}
+    columns: dict[int, str] = {}  # by the `extra` node that a column is taken from
+    for taken in tree.find_all(nodes.Getattr):
+        if id(taken) not in called:
+            columns[id(taken.node)] = taken.attr
+    for item in tree.find_all(nodes.Getitem):
+        if isinstance(item.arg, nodes.Const) and isinstance(item.arg.value, str):
+            columns[id(item.node)] = item.arg.value
+    found = []
+    for name in tree.find_all(nodes.Name):
+        if name.name == "doc_id":
+            found.append("doc_id")
+        elif name.name == "extra":
+            found.append(f"extra.{columns[id(name)]}" if id(name) in columns else "extra")
+    return list(dict.fromkeys(found))
+
+
+def _text_behind_values(tree: nodes.Template) -> str:
+    """The text that a template writes for every row, as far as it stands behind the first value."""
+    pieces: list[str] = []
+    value_seen = False
+    for node in tree.body:
+        for piece in node.nodes if isinstance(node, nodes.Output) else [node]:
+            if isinstance(piece, nodes.TemplateData):
+                pieces += [piece.data] if value_seen else []
+            else:
+                value_seen = True
+    return "".join(pieces)
