@@ -5,6 +5,7 @@ the answer is what `grammar_file` makes of the grammar or the refusal. The proce
 request takes more than its seconds; where memory runs out, it is aborted.
 """
 
+import ctypes
 import json
 import resource
 import signal
@@ -15,6 +16,8 @@ from .compile import compile_schema
 from .errors import InvalidSchema, UnsupportedSchema
 from .grammar_file import dump_grammar, dump_refusal
 from .vocabulary import TokenVocabulary
+
+_PR_SET_PDEATHSIG = 1
 
 
 def read_message(stream: BinaryIO) -> bytes | None:
@@ -40,6 +43,7 @@ def vocabulary_message(vocabulary: TokenVocabulary) -> bytes:
 def main() -> None:
     """Answer requests until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides; it closes the input
+    _die_with_parent()
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
     first = read_message(stdin)
     if first is None:
@@ -49,7 +53,7 @@ def main() -> None:
     while (message := read_message(stdin)) is not None:
         request = json.loads(message)
         _limit_memory(request["memory_bytes"])
-        signal.alarm(request["seconds"] + 5)  # should the parent be gone
+        signal.alarm(request["seconds"] + 5)  # should the parent be gone, and the kernel not tell
         try:
             grammar = compile_schema(
                 json.loads(request["schema"]), vocabulary, backend=request["backend"], lenient=request["lenient"]
@@ -60,6 +64,12 @@ def main() -> None:
         signal.alarm(0)
         stdout.write(framed(result))
         stdout.flush()
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent dies, however it dies; Linux alone can."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _limit_memory(more_bytes: int) -> None:

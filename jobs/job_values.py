@@ -127,6 +127,8 @@ def _table(allowed: str, names: Sequence[str] | None = None) -> Setting:
     return Setting(allowed, read, is_text=True, is_table=True)
 
 
+DURATION = Setting('a duration such as "6h", "90m" or "1h30m", or a number of seconds, above 0', _seconds)
+
 _ANY_TEXT = Setting("text in quotes, not empty", _text, is_text=True)
 _PATHS = Setting("a path or a list of paths in quotes", _paths, is_text=True)
 
@@ -168,7 +170,7 @@ SECTIONS: dict[str, dict[str, Setting]] = {
         "top_k": _whole(0),
     },
     "run": {
-        "time_budget": Setting('a duration such as "6h", "90m" or "1h30m", or a number of seconds, above 0', _seconds),
+        "time_budget": DURATION,
         "max_failures": Setting('a share up to 100% such as "5%", or a whole number of rows', _failures),
         "on_too_long": _pattern("error", '"error" (truncate and split are not built yet, use "error")'),
     },

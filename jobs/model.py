@@ -70,8 +70,24 @@ def make_engine(job: Job, model: JobModel, plan: Plan) -> Engine:
     """Load the weights and make an engine with room for the plan. Raises ModelError."""
     device = choose_device(job.model.device)
     dtype = choose_dtype(job.model.dtype, device)
+    if device == "cpu":
+        settings = engine_settings(job, model, plan, dtype, device)
+        return make_engine_of(load_decoder(model, dtype, device), model, settings, dtype, device)
+    return _make_engine_on_gpu(job, model, plan, dtype, device)
+
+
+def _make_engine_on_gpu(job: Job, model: JobModel, plan: Plan, dtype: torch.dtype, device: str) -> Engine:
+    """The KV cache gets what weights and the largest step leave."""
+    from engine.gpu_memory import explained_out_of_memory, kv_memory_bytes
+
+    with explained_out_of_memory("the model's weights", "choose a smaller model, or set model.device to cpu"):
+        decoder = load_decoder(model, dtype, device)
     settings = engine_settings(job, model, plan, dtype, device)
-    return make_engine_of(load_decoder(model, dtype, device), model, settings, dtype, device)
+    if job.engine.kv_memory is None:
+        limit = kv_memory_bytes(decoder, step_tokens=settings.step_tokens, sampled_rows=settings.max_rows)
+        settings = engine_settings(job, model, plan, dtype, device, limit)
+    with explained_out_of_memory("the KV cache", "lower engine.kv_memory"):
+        return make_engine_of(decoder, model, settings, dtype, device)
 
 
 def load_decoder(model: JobModel, dtype: torch.dtype, device: str) -> Decoder:
@@ -92,14 +108,19 @@ def make_engine_of(
     return Engine(decoder, model.config, settings, stops, dtype=dtype, device=device)
 
 
-def engine_settings(job: Job, model: JobModel, plan: Plan, dtype: torch.dtype, device: str) -> EngineSettings:
-    """The engine's settings for a job, everything that is `auto` resolved. Raises ModelError."""
+def engine_settings(
+    job: Job, model: JobModel, plan: Plan, dtype: torch.dtype, device: str, memory_bytes: int | None = None
+) -> EngineSettings:
+    """The engine's settings for a job, everything that is `auto` resolved. Raises ModelError.
+
+    `memory_bytes` is what the KV cache may take where engine.kv_memory is auto; by default a share of what is free.
+    """
     from engine.engine import EngineSettings
 
     page_size = job.engine.page_size
     limit = job.engine.kv_memory
     if limit is None:
-        limit = int(free_memory_bytes(device) * SHARE_OF_FREE_MEMORY)
+        limit = int(free_memory_bytes(device) * SHARE_OF_FREE_MEMORY) if memory_bytes is None else memory_bytes
     pages = kv_pages_in(limit, model.config, page_size, dtype.itemsize)
     if pages < 1:
         raise ModelError(f"engine.kv_memory is {limit} bytes, which holds no KV page of this model; raise it.")
@@ -121,8 +142,13 @@ def choose_device(name: str) -> str:
 
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ModelError(f"model.device is {name!r}, but torch finds no GPU; use auto or cpu.")
+    if name.startswith("cuda"):
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if gpus == 0:
+            raise ModelError(f"model.device is {name!r}, but torch finds no GPU here; use auto or cpu.")
+        if int(name.partition(":")[2] or 0) >= gpus:
+            there = ", ".join(f"cuda:{index}" for index in range(gpus))
+            raise ModelError(f"model.device is {name!r}, but torch finds {there} only; use one that is there.")
     return name
 
 

@@ -9,6 +9,7 @@ import os
 import socket
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +20,8 @@ from jobs.errors import JobError, OutputError
 _PATIENCE_SECONDS = 0.5
 """How long a taken lock is tried again: `lock_holder` holds a shared lock for an instant, and a new holder needs an
 instant to write its facts."""
+_PAUSE_SECONDS = 0.05
+_LONG_PAUSE_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,14 @@ class LockHolder:
     host: str | None = None
     command: str | None = None
 
+    def __str__(self) -> str:
+        facts = f"process {self.pid} on {self.host}" if self.pid is not None else "another process"
+        if self.started_at:
+            facts += f", started at {self.started_at}"
+        if self.command:
+            facts += f", command: {self.command}"
+        return facts
+
 
 class OutputLocked(JobError):
     """Another run holds the output; `holder` says which."""
@@ -37,12 +48,7 @@ class OutputLocked(JobError):
     def __init__(self, database: Path, holder: LockHolder):
         self.database = database
         self.holder = holder
-        facts = f"process {holder.pid} on {holder.host}" if holder.pid is not None else "another process"
-        if holder.started_at:
-            facts += f", started at {holder.started_at}"
-        if holder.command:
-            facts += f", command: {holder.command}"
-        super().__init__(f"{database}: another run holds this output ({facts})")
+        super().__init__(f"{database}: another run holds this output ({holder}); wait for it with --wait, or stop it")
 
 
 class OutputLock:
@@ -50,20 +56,32 @@ class OutputLock:
 
     The kernel drops the lock when the holder dies, however it dies, so a file that is left over never blocks. The
     file stays in place after release: removing it would let two runs lock two files of one name. Raises OutputLocked
-    when another run (of this process too) holds it, OutputError when the file can't be made.
+    when another run (of this process too) holds it and still does so after `wait_seconds`, OutputError when the file
+    can't be made. While it waits, it tells `on_wait` once who holds it, and calls `on_poll`, which may raise.
     """
 
-    def __init__(self, database_path: str | os.PathLike[str], command: str):
+    def __init__(
+        self,
+        database_path: str | os.PathLike[str],
+        command: str,
+        *,
+        wait_seconds: float = 0.0,
+        on_wait: Callable[[LockHolder], None] = lambda holder: None,
+        on_poll: Callable[[], None] = lambda: None,
+    ):
         # Two names of one file must meet in one lock, so links are followed.
         self.database = Path(os.path.realpath(database_path))
         self.path = self.database.with_name(self.database.name + ".lock")
         self.command = command
+        self._wait_seconds = wait_seconds
+        self._on_wait = on_wait
+        self._on_poll = on_poll
         self._descriptor: int | None = None
 
     def __enter__(self) -> OutputLock:
         if self._descriptor is not None:
             raise RuntimeError("this OutputLock is already held")
-        descriptor = _lock(self.path, self.database)
+        descriptor = self._take()
         holder = LockHolder(
             pid=os.getpid(),
             started_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -90,6 +108,22 @@ class OutputLock:
             os.ftruncate(descriptor, 0)
             os.close(descriptor)
 
+    def _take(self) -> int:
+        started = time.monotonic()
+        told = False
+        while True:
+            found = _try_lock(self.path)
+            if isinstance(found, int):
+                return found
+            waited = time.monotonic() - started
+            if found is not None and waited >= max(self._wait_seconds, _PATIENCE_SECONDS):
+                raise OutputLocked(self.database, found)
+            if found is not None and waited >= _PATIENCE_SECONDS and not told:
+                told = True
+                self._on_wait(found)
+            self._on_poll()
+            time.sleep(_PAUSE_SECONDS if waited < _PATIENCE_SECONDS else _LONG_PAUSE_SECONDS)
+
     def _drop_in_child(self) -> None:
         """Give up a forked child's copy, which would keep the lock alive after the holder's death."""
         if self._descriptor is not None:
@@ -115,37 +149,32 @@ def lock_holder(database_path: str | os.PathLike[str]) -> LockHolder | None:
         os.close(descriptor)
 
 
-def _lock(path: Path, database: Path) -> int:
-    """An exclusively locked descriptor of the file that bears the name now."""
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    while True:
-        try:
-            # Python opens descriptors close-on-exec: a child program never holds the lock.
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise OutputError(_why_not(path, error)) from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = _read_holder(descriptor)
-            os.close(descriptor)
-            if time.monotonic() >= deadline:
-                raise OutputLocked(database, holder) from None
-            time.sleep(0.05)
-            continue
-        except OSError as error:
-            os.close(descriptor)
-            raise OutputError(
-                f"{path}: this file system can't lock files ({error.strerror}); put the database on a local disk"
-            ) from error
-        # Check again: the file may have been removed or replaced between opening and locking.
-        try:
-            same = os.path.samestat(os.fstat(descriptor), os.stat(path))
-        except FileNotFoundError:
-            same = False
-        if same:
-            return descriptor
+def _try_lock(path: Path) -> int | LockHolder | None:
+    """An exclusively locked descriptor of the file that bears the name now, or who has it; None: try again."""
+    try:
+        # Python opens descriptors close-on-exec: a child program never holds the lock.
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise OutputError(_why_not(path, error)) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = _read_holder(descriptor)
         os.close(descriptor)
+        return holder
+    except OSError as error:
+        os.close(descriptor)
+        raise OutputError(
+            f"{path}: this file system can't lock files ({error.strerror}); put the database on a local disk"
+        ) from error
+    # Check again: the file may have been removed or replaced between opening and locking.
+    try:
+        if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+            return descriptor
+    except FileNotFoundError:
+        pass
+    os.close(descriptor)
+    return None
 
 
 def _read_holder(descriptor: int) -> LockHolder:
@@ -159,6 +188,8 @@ def _read_holder(descriptor: int) -> LockHolder:
 def _why_not(path: Path, error: OSError) -> str:
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         advice = f"make the folder {path.parent} first, or choose another output.database"
+    elif error.errno == errno.EACCES and path.exists():
+        advice = "make that file writable for this user, or choose another output.database"
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         advice = f"make the folder {path.parent} writable for this user, or choose another output.database"
     elif error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -5,19 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from engine.prefix_order import depth_first_order, first_positions
 from jobs.answer_schemas import AnswerSchema, AnswerSchemas, RowSchemaError
-from jobs.job_settings import SamplingSettings
+from jobs.identity import RequestIdentity
 from jobs.prompt import PromptBuilder
+from jobs.resume import AnswerHistory, Selection, Standing
 from jobs.source import InputData, InputRow
-
-# Raise it when a change to docqa may change answers, so that rows answered before are answered again.
-DIGEST_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +26,7 @@ class PlannedRow:
     schema: AnswerSchema
     prompt: np.ndarray  # int32 token ids
     digest: str
+    parts: Mapping[str, str]
     minimum_tokens: int
     max_output_tokens: int
 
@@ -45,13 +44,41 @@ class RejectedRow:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything a run would do. `rows` are in depth-first order of their prompts' prefix tree."""
+    """Everything a run would do. `rows` are in depth-first order of their prompts' prefix tree.
+
+    Every row of the input that can be asked is new, changed, failed before or done; a run takes on some of these and
+    leaves the others alone.
+    """
 
     rows: list[PlannedRow]
     rejected: list[RejectedRow]
-    answered_rows: int  # have a valid answer to this very request
-    total_rows: int
     document_tokens: Mapping[str, int]  # by document hash, of documents that run
+    rows_new: int  # never tried
+    rows_changed: int  # answered, but to another request
+    changed_by: Mapping[str, int]  # part of the request -> how many rows it changed; a row may count in several
+    rows_failed_before: int  # tried, without a valid answer
+    rows_done: int  # have a valid answer to this very request
+    rows_gone: int  # keys of the output that are not in the input any more
+    answered_rows: int  # done, and left alone
+    rows_left: int  # not done, and left alone
+
+    @property
+    def total_rows(self) -> int:
+        """Rows of the input that the run is about: those it takes on and those that are done."""
+        return len(self.rows) + len(self.rejected) + self.answered_rows
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know of rows that are not simply new or done, a sentence each."""
+        notes = []
+        if self.rows_changed:
+            parts = ", ".join(f"{part} {rows}" for part, rows in self.changed_by.items())
+            notes.append(f"{self.rows_changed} rows have changed since they were answered ({parts})")
+        if self.rows_gone:
+            notes.append(f"{self.rows_gone} rows that were tried before are not in the input any more")
+        if self.rows_left:
+            notes.append(f"{self.rows_left} rows are new or changed and left for docqa run")
+        return notes
 
     @property
     def prompt_tokens(self) -> int:
@@ -79,54 +106,98 @@ class Plan:
         return max((-(-length // page_size) for length in lengths), default=1)
 
 
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A row that can be asked, before it has a place in the order."""
+
+    row: InputRow
+    schema: AnswerSchema
+    prompt: np.ndarray
+    digest: str
+
+
+EMPTY_HISTORY = AnswerHistory()
+
+
 @dataclass(frozen=True)
 class Planner:
-    """What a plan depends on beside the rows: prompts, schemas, the model's identity and context, and sampling."""
+    """What a plan depends on beside the rows: prompts, schemas, the model's context, the identity of requests."""
 
     prompts: PromptBuilder
     schemas: AnswerSchemas
-    model_fingerprint: str
+    identity: RequestIdentity
     context_length: int
-    sampling: SamplingSettings
+    max_tokens: int  # sampling.max_tokens
 
     def plan(
         self,
         data: InputData,
-        answered_digests: Iterable[str] = (),
+        history: AnswerHistory = EMPTY_HISTORY,
+        select: Selection = Selection.UNANSWERED,
         on_progress: Callable[[int], None] = lambda rows: None,
     ) -> Plan:
-        """Plan all rows of `data` but those whose digest is answered; `on_progress` hears how many rows are done."""
-        answered = frozenset(answered_digests)
-        runnable: list[tuple[InputRow, AnswerSchema, np.ndarray, str]] = []
+        """Plan the rows of `data` that `select` takes on; `on_progress` hears how many rows have been looked at."""
+        runnable: list[_Prepared] = []
         rejected: list[RejectedRow] = []
         document_tokens: dict[str, int] = {}
-        answered_rows = 0
+        standings: Counter[Standing] = Counter()
+        changed_by: Counter[str] = Counter()
+        answered_rows = rows_left = 0
         for count, row in enumerate(data.rows):
             if count % 256 == 0:
                 on_progress(count)
             outcome = self._prepare(row, data)
             if isinstance(outcome, RejectedRow):
-                rejected.append(outcome)
+                if history.takes(select, row, Standing.FAILED):
+                    rejected.append(outcome)
+                else:
+                    rows_left += 1
                 continue
-            schema, prompt, digest = outcome
-            if digest in answered:
-                answered_rows += 1
+            standing, changed = history.standing(row, outcome.digest, self.identity.parts(outcome.schema))
+            standings[standing] += 1
+            changed_by.update(changed)
+            if not history.takes(select, row, standing):
+                answered_rows += standing is Standing.DONE
+                rows_left += standing is not Standing.DONE
                 continue
             assert row.document_hash is not None
             if row.document_hash not in document_tokens:
                 document = data.documents[row.document_hash]
                 document_tokens[row.document_hash] = len(self.prompts.document_ids(row, document))
-            runnable.append((row, schema, prompt, digest))
-        order = depth_first_order([prompt for _, _, prompt, _ in runnable])
-        ordered = [runnable[index] for index in order]
-        minimums = first_positions([prompt for _, _, prompt, _ in ordered])
-        rows = [
-            PlannedRow(row, schema, prompt, digest, minimum, self._max_output_tokens(prompt))
-            for (row, schema, prompt, digest), minimum in zip(ordered, minimums, strict=True)
-        ]
-        return Plan(rows, rejected, answered_rows, len(data.rows), document_tokens)
+            runnable.append(outcome)
+        return Plan(
+            rows=self._ordered(runnable),
+            rejected=rejected,
+            document_tokens=document_tokens,
+            rows_new=standings[Standing.NEW],
+            rows_changed=standings[Standing.CHANGED],
+            changed_by=dict(changed_by),
+            rows_failed_before=standings[Standing.FAILED],
+            rows_done=standings[Standing.DONE],
+            rows_gone=history.gone(data.rows),
+            answered_rows=answered_rows,
+            rows_left=rows_left,
+        )
 
-    def _prepare(self, row: InputRow, data: InputData) -> tuple[AnswerSchema, np.ndarray, str] | RejectedRow:
+    def _ordered(self, runnable: list[_Prepared]) -> list[PlannedRow]:
+        """In depth-first order of the prompts' prefix tree, each with the positions it is the first to need."""
+        order = depth_first_order([prepared.prompt for prepared in runnable])
+        ordered = [runnable[index] for index in order]
+        minimums = first_positions([prepared.prompt for prepared in ordered])
+        return [
+            PlannedRow(
+                row=prepared.row,
+                schema=prepared.schema,
+                prompt=prepared.prompt,
+                digest=prepared.digest,
+                parts=self.identity.parts(prepared.schema),
+                minimum_tokens=minimum,
+                max_output_tokens=min(self.max_tokens, self.context_length - len(prepared.prompt)),
+            )
+            for prepared, minimum in zip(ordered, minimums, strict=True)
+        ]
+
+    def _prepare(self, row: InputRow, data: InputData) -> _Prepared | RejectedRow:
         if row.problem is not None:
             return RejectedRow(row, row.problem.status, row.problem.error)
         try:
@@ -142,17 +213,7 @@ class Planner:
                 f"context is {self.context_length}; shorten the document or choose a model with a longer context"
             )
             return RejectedRow(row, "too_long", error_text, schema.name, len(prompt))
-        return schema, prompt, self._digest(row, schema, prompt)
-
-    def _max_output_tokens(self, prompt: np.ndarray) -> int:
-        return min(self.sampling.max_tokens, self.context_length - len(prompt))
-
-    def _digest(self, row: InputRow, schema: AnswerSchema, prompt: np.ndarray) -> str:
-        """Identity of a request: everything that can change its answer, and the key it is filed under."""
-        identity = [
-            DIGEST_VERSION, row.doc_id, row.question_id, self.model_fingerprint, asdict(self.sampling), schema.text
-        ]  # fmt: skip
-        return hashlib.sha256(json.dumps(identity).encode() + prompt.tobytes()).hexdigest()
+        return _Prepared(row, schema, prompt, self.identity.digest(row, schema, prompt))
 
 
 def row_seed(seed: int, doc_id: str, question_id: str) -> int:

@@ -1,7 +1,7 @@
 """A run, from job to answers: read, plan, load, execute, validate, write, and say how it ended.
 
 What is wrong with the job or its model raises JobError or ModelError: nothing was run. What goes wrong later ends the
-run as `failed`; finished rows are written first, and the others stay pending.
+run as `failed`; finished rows are kept, and the others stay pending.
 """
 
 from __future__ import annotations
@@ -10,27 +10,33 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine.errors import ModelError
 from engine.request import Completion, FinishReason, Request, SamplingParameters
-from jobs.answer_schemas import AnswerSchemas, start_compiling
 from jobs.errors import OutputError
 from jobs.job_file import resolve_path
 from jobs.job_settings import Job
-from jobs.model import JobModel, make_engine
+from jobs.journal_records import RunEnding
+from jobs.model import choose_device, make_engine
+from jobs.observe import SILENT, Observer, Progress, Stopped, StopRequest
 from jobs.output_lock import OutputLock
-from jobs.plan import Plan, PlannedRow, Planner, RejectedRow, row_seed
-from jobs.prompt import PromptBuilder
+from jobs.plan import PlannedRow, RejectedRow, row_seed
+from jobs.prepare import PreparedJob, prepare
+from jobs.publish import publish_pending
+from jobs.resume import Selection, open_existing
+from jobs.run_output import START_WAIT_SECONDS, RunOutput
 from jobs.run_record import RunWriter
-from jobs.source import InputData, read_input
-from jobs.store import AnswerStore, RunRecord
+from jobs.store import RunRecord
 
 if TYPE_CHECKING:
     from engine.engine import Engine
 
+__all__ = [
+    "Observer", "PreparedJob", "Progress", "RunOutcome", "Selection", "StopRequest", "prepare", "run_job",
+]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
@@ -38,110 +44,63 @@ RETRY_TEMPERATURE = 0.7
 """The least temperature of a second draw: at 0 it would be the first one again."""
 
 
-class RunFailedError(Exception):
-    """A run that had begun could not even write how it ended."""
-
-
-@dataclass
-class StopRequest:
-    """Set from a signal handler to end a run after the step that is on: `signal_number` says by which signal."""
-
-    signal_number: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a run is. Tokens are the honest measure: rows of a new document cost far more than its later ones."""
-
-    rows_total: int
-    rows_done: int
-    rows_failed: int
-    prompt_tokens: int  # of rows that have ended
-    cached_tokens: int
-    tokens_done: int  # prompt tokens computed and output tokens drawn
-    tokens_total: int  # an estimate: the answers' lengths are not known
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Observer:
-    """What a run tells while it goes on. Every function may be left out."""
-
-    on_stage: Callable[[str], None] = lambda stage: None
-    on_progress: Callable[[Progress], None] = lambda progress: None
-    on_note: Callable[[str], None] = lambda note: None
-
-
-SILENT = Observer()
-
-
-@dataclass(frozen=True)
-class PreparedJob:
-    """A job that has been read and planned, and its model found; no weights are loaded yet."""
-
-    job: Job
-    data: InputData
-    model: JobModel
-    schemas: AnswerSchemas
-    plan: Plan
-    database: Path
-
-
 @dataclass(frozen=True)
 class RunOutcome:
-    """How a run ended: its record, as the database has it, and the exit status of the contract."""
+    """How a run ended: its record, and the exit status of the contract.
+
+    The database has the same record, unless `rows_waiting` answers are still in the journal (see `docqa status`), or
+    the run was stopped before it began: then there is no such run.
+    """
 
     run: RunRecord
     database: Path
     exit_status: int
     unreached_documents: list[str] = field(default_factory=list)  # doc_ids with pending rows
+    rows_waiting: int = 0
 
 
-def prepare(job: Job, observer: Observer = SILENT) -> PreparedJob:
-    """Read and plan a job. Raises JobError or ModelError for whatever is wrong with it; imports no torch itself."""
-    observer.on_stage("finding the model")
-    model = JobModel.of(job)
-    for note in model.source.notes:
-        observer.on_note(note)
-    start_compiling(job, model.grammars)
-    try:
-        return _planned(job, model, observer)
-    finally:
-        model.grammars.close()
+def run_job(
+    job: Job,
+    *,
+    command: str,
+    stop: StopRequest,
+    observer: Observer = SILENT,
+    select: Selection = Selection.UNANSWERED,
+    wait_seconds: float = 0.0,
+) -> RunOutcome:
+    """Answer the rows that `select` takes on.
 
-
-def _planned(job: Job, model: JobModel, observer: Observer) -> PreparedJob:
-    observer.on_stage("reading the input")
-    data = read_input(job.input, job.folder)
-    for path, reason in data.skipped_files:
-        observer.on_note(f"{path} was skipped: {reason}")
-    if data.merged_rows:
-        observer.on_note(f"{data.merged_rows} input rows repeat an earlier row and are answered with it")
-    database = resolve_path(job, job.output.database)
-    answered = AnswerStore(database, read_only=True).answered_digests() if database.exists() else set()
-    observer.on_stage("compiling the schemas")
-    schemas = AnswerSchemas(job, model.grammars)
-    planner = Planner(
-        prompts=PromptBuilder(job.prompt, model.tokenizer),
-        schemas=schemas,
-        model_fingerprint=model.fingerprint,
-        context_length=model.config.context_length,
-        sampling=job.sampling,
-    )
-    observer.on_stage("planning")
-    plan = planner.plan(data, answered, lambda rows: observer.on_stage(f"planning, row {rows} of {len(data.rows)}"))
-    return PreparedJob(job, data, model, schemas, plan, database)
-
-
-def run_job(job: Job, *, command: str, stop: StopRequest, observer: Observer = SILENT) -> RunOutcome:
-    """Answer everything that has no valid answer yet.
-
-    Raises JobError or ModelError if nothing was run, OutputLocked if another run holds the output.
+    While another run holds the output, or another process writes to the database, it waits up to `wait_seconds`. A
+    process that only reads is no hindrance: answers wait in the journal then. Raises JobError or ModelError if nothing
+    was run, OutputLocked or OutputBusy if the output was held for too long.
     """
-    started = time.monotonic()
-    with OutputLock(resolve_path(job, job.output.database), command):
-        prepared = prepare(job, observer)
-        return _Run(prepared, stop, observer, started).execute()
+    database = resolve_path(job, job.output.database)
+    lock = OutputLock(
+        database,
+        command,
+        wait_seconds=wait_seconds,
+        on_wait=lambda holder: observer.on_note(f"waiting for another run on {database}: {holder}"),
+        on_poll=stop.check,
+    )
+    try:
+        with lock:
+            started = time.monotonic()
+            report = publish_pending(database, wait_seconds=START_WAIT_SECONDS, locked=True)
+            if report.rows_published:
+                observer.on_note(f"{report.rows_published} answers of an earlier run were published")
+            if report.note is not None:
+                observer.on_note(report.note)
+            with stop.interrupting():
+                open_existing(database, wait_seconds)
+                prepared = prepare(job, observer, select)
+                if prepared.plan.rows:
+                    choose_device(job.model.device)  # a GPU that is not here is found before anything is written
+            for note in prepared.plan.notes:
+                observer.on_note(note)
+            return _Run(prepared, stop, observer, started).execute()
+    except Stopped as stopped:
+        record = RunRecord(run_id=_new_run_id(), job_name=job.name, status="interrupted", error=_stop_text(stopped))
+        return RunOutcome(record, database, 128 + stopped.signal_number)
 
 
 class _Run:
@@ -154,47 +113,47 @@ class _Run:
         self.planned: dict[int, PlannedRow] = dict(enumerate(self.plan.rows))
         self.pending = set(self.planned)
         self.drawn_again: set[int] = set()
-        self.engine = self._load_engine()
-        self.store = AnswerStore(prepared.database)
-        self.run_id = uuid.uuid4().hex[:12]
-        self.writer = RunWriter(self.store, self.run_id, prepared)
+        self.engine: Engine | None = None
+        self.run = self._new_record()
+        self.output = RunOutput(prepared.database, observer.on_note)
+        self.writer = RunWriter(self.output, self.run, prepared)
         self.exit_status: int | None = None
 
     def execute(self) -> RunOutcome:
-        self.ready_at = time.monotonic()
-        self.store.begin_run(self._new_record())
         try:
-            self.store.define_schema_views(self.prepared.schemas.used())
-            for rejected in self.plan.rejected:
-                self.writer.add_rejected(rejected)
-            status, error = self._answer_rows()
-        except Exception as failure:
-            # Whatever it was, finished rows are kept and the run says what happened.
-            status, error = "failed", _one_line(failure)
-            logger.debug("the run failed", exc_info=failure)
-        try:
-            self.writer.flush()
-            self.store.finish_run(
-                self.run_id,
-                status,
-                error=error,
-                seconds=time.monotonic() - self.ready_at,
-                forced_tokens=self.writer.forced_tokens,
-                load_seconds=self.ready_at - self.started,
-            )
-            record = self.store.run(self.run_id)
-        except OutputError as failure:
-            raise RunFailedError(
-                f"{error or failure}: what was written before is kept, the rest is pending"
-            ) from failure
-        assert record is not None
-        return RunOutcome(record, self.prepared.database, self._exit_status(record), self._unreached_documents())
+            # Written down before the weights are read: an output that can't be written is found in time.
+            self.output.begin(self.run, self.prepared.schemas.used())
+            try:
+                status, error = self._load_and_answer()
+            except ModelError as failure:
+                self._end("failed", _one_line(failure))
+                raise
+            except Stopped as stopped:
+                status, error = self._stopped(stopped.signal_number)
+            except Exception as failure:
+                # Whatever it was, finished rows are kept and the run says what happened.
+                status, error = "failed", _one_line(failure)
+                logger.debug("the run failed", exc_info=failure)
+            record = self._end(status, error)
+        finally:
+            self.output.close()
+        return RunOutcome(
+            record,
+            self.prepared.database,
+            self._exit_status(record),
+            self._unreached_documents(),
+            self.output.rows_waiting,
+        )
 
-    def _load_engine(self) -> Engine | None:
-        if not self.plan.rows:
-            return None
-        self.observer.on_stage("loading the model")
-        return make_engine(self.job, self.model, self.plan)
+    def _load_and_answer(self) -> tuple[str, str | None]:
+        with self.stop.interrupting():
+            if self.plan.rows:
+                self.observer.on_stage("loading the model")
+                self.engine = make_engine(self.job, self.model, self.plan)
+        self.ready_at = time.monotonic()
+        for rejected in self.plan.rejected:
+            self.writer.add_rejected(rejected)
+        return self._answer_rows()
 
     def _answer_rows(self) -> tuple[str, str | None]:
         """Run the plan. Returns the run's status and, if it did not finish, why."""
@@ -206,17 +165,49 @@ class _Run:
         budget = self.job.run.time_budget
         while engine.has_work:
             if self.stop.signal_number is not None:
-                self.exit_status = 128 + self.stop.signal_number
-                return "interrupted", f"stopped by signal {self.stop.signal_number}"
+                return self._stopped(self.stop.signal_number)
             if budget is not None and time.monotonic() - self.started > budget:
                 self.exit_status = 5
-                return "out_of_time", f"run.time_budget of {budget:.0f} seconds was used up"
+                unreached = len(self._unreached_documents())
+                return "out_of_time", (
+                    f"run.time_budget of {budget:g} seconds was used up; {len(self.pending)} rows of "
+                    f"{unreached} documents are pending, and the next run answers them"
+                )
             for completion in engine.step():
                 self._finish_row(completion)
-            self.writer.flush_if_due()
+            self.output.keep_up()
             self.observer.on_progress(self._progress(engine))
         engine.check()
         return "finished", None
+
+    def _stopped(self, signal_number: int) -> tuple[str, str]:
+        self.exit_status = 128 + signal_number
+        return "interrupted", _stop_text(Stopped(signal_number))
+
+    def _end(self, status: str, error: str | None) -> RunRecord:
+        """Publish, and write down how the run ended; what goes wrong with that is how it ended."""
+        try:
+            self.output.publish()
+        except OutputError as failure:
+            status, error = "failed", error or str(failure)
+        ending = self._ending(status, error)
+        try:
+            self.output.end(ending)
+        except OutputError as failure:
+            ending = self._ending("failed", error or str(failure))
+        return self.writer.record(ending)
+
+    def _ending(self, status: str, error: str | None) -> RunEnding:
+        now = time.monotonic()
+        ready = self.ready_at > self.started
+        return RunEnding(
+            run_id=self.run.run_id,
+            status=status,
+            error=error,
+            forced_tokens=self.writer.forced_tokens,
+            load_seconds=(self.ready_at if ready else now) - self.started,
+            seconds=now - self.ready_at if ready else 0.0,
+        )
 
     def _request(self, index: int, planned: PlannedRow) -> Request:
         """The row as a request; its second draw has the next seed and at least RETRY_TEMPERATURE."""
@@ -277,10 +268,10 @@ class _Run:
         )
 
     def _exit_status(self, record: RunRecord) -> int:
+        if record.status == "failed":
+            return 3
         if self.exit_status is not None:
             return self.exit_status
-        if record.status != "finished":
-            return 3
         if record.rows_failed == 0:
             return 0
         return 3 if self.job.run.max_failures.exceeded(record.rows_failed, record.rows_total) else 1
@@ -290,7 +281,7 @@ class _Run:
 
     def _new_record(self) -> RunRecord:
         return RunRecord(
-            run_id=self.run_id,
+            run_id=_new_run_id(),
             job_name=self.job.name,
             model=self.model.source.name,
             model_fingerprint=self.model.fingerprint,
@@ -300,5 +291,16 @@ class _Run:
         )
 
 
+def _new_run_id() -> str:
+    return uuid.uuid4().hex[:12]
+
+
+def _stop_text(stopped: Stopped) -> str:
+    return f"stopped by signal {stopped.signal_number}; finished answers are kept, and the next run does the rest"
+
+
 def _one_line(failure: Exception) -> str:
-    return f"{type(failure).__name__}: {' '.join(str(failure).split())}"[:500].removesuffix(": ")
+    text = " ".join(str(failure).split())
+    if isinstance(failure, OutputError | ModelError):  # a sentence for the user
+        return text
+    return f"{type(failure).__name__}: {text}"[:500].removesuffix(": ")

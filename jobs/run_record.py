@@ -1,45 +1,78 @@
-"""Turns finished rows into answer records and writes them in batches while a run goes on."""
+"""Turns finished rows into answer records, and counts the run's totals as they come."""
 
 from __future__ import annotations
 
 import json
-import time
+from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 from engine.request import Completion, FinishReason
+from jobs.journal_records import RunEnding
 from jobs.plan import PlannedRow, RejectedRow
+from jobs.prepare import PreparedJob
+from jobs.run_output import RunOutput
 from jobs.source import InputRow
-from jobs.store import AnswerRecord, AnswerStore, DocumentRecord
+from jobs.store import AnswerRecord, DocumentRecord, RunRecord
 
-if TYPE_CHECKING:
-    from jobs.run import PreparedJob
-
-BATCH_ROWS = 256
-BATCH_SECONDS = 5.0
-"""Finished rows are written when there are this many, or when this long has passed: what a kill can lose at most."""
+_SUMS = ("prompt_tokens", "minimum_tokens", "computed_tokens", "cached_tokens", "output_tokens")
 
 
 class RunWriter:
-    """Collects the rows of one run, validates answers, and writes batches. Keeps the run's totals for progress."""
+    """Validates the answers of one run, hands rows and their documents to its output, and keeps its totals."""
 
-    def __init__(self, store: AnswerStore, run_id: str, prepared: PreparedJob) -> None:
-        self._store = store
-        self._run_id = run_id
+    def __init__(self, output: RunOutput, run: RunRecord, prepared: PreparedJob) -> None:
+        self._output = output
+        self._run = run
         self._documents = prepared.data.documents
         self._document_tokens = prepared.plan.document_tokens
         self._max_tokens = prepared.job.sampling.max_tokens
         self._vocabulary = prepared.model.grammars.vocabulary
-        self._batch: list[AnswerRecord] = []
-        self._batch_documents: dict[str, DocumentRecord] = {}
         self._written_documents: set[str] = set()
-        self._written_at = time.monotonic()
-        self.rows_done = 0
+        self._totals: Counter[str] = Counter()
+        self.rows_ok = 0
         self.rows_failed = 0
-        self.prompt_tokens = 0
-        self.cached_tokens = 0
-        self.output_tokens = 0
         self.forced_tokens = 0
+
+    @property
+    def rows_done(self) -> int:
+        """Rows that have ended."""
+        return self.rows_ok + self.rows_failed
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of the rows that have ended and reached the model."""
+        return self._totals["prompt_tokens"]
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of the same rows."""
+        return self._totals["cached_tokens"]
+
+    @property
+    def output_tokens(self) -> int:
+        """Of the same rows."""
+        return self._totals["output_tokens"]
+
+    def record(self, ending: RunEnding) -> RunRecord:
+        """The run as the database has it after its end."""
+        return replace(
+            self._run,
+            status=ending.status,
+            error=ending.error,
+            finished_at=ending.finished_at,
+            rows_ok=self.rows_ok,
+            rows_failed=self.rows_failed,
+            forced_tokens=ending.forced_tokens,
+            load_seconds=ending.load_seconds,
+            seconds=ending.seconds,
+            prompt_tokens=self._totals["prompt_tokens"],
+            minimum_tokens=self._totals["minimum_tokens"],
+            computed_tokens=self._totals["computed_tokens"],
+            cached_tokens=self._totals["cached_tokens"],
+            output_tokens=self._totals["output_tokens"],
+        )
 
     def add_rejected(self, rejected: RejectedRow) -> None:
         """A row that never reached the model."""
@@ -73,9 +106,6 @@ class RunWriter:
             status, error = "truncated", f"the answer was cut after {limit} tokens ({why}); raise the limit and retry"
         else:
             status, error = "failed", "the grammar allowed no further token; this is a fault of docqa, please report it"
-        self.prompt_tokens += completion.prompt_tokens
-        self.cached_tokens += completion.cached_tokens
-        self.output_tokens += len(completion.output_tokens)
         self.forced_tokens += completion.forced_tokens
         self._add(
             AnswerRecord(
@@ -93,26 +123,14 @@ class RunWriter:
                 latency_seconds=completion.latency_seconds,
                 request_digest=planned.digest,
                 minimum_tokens=planned.minimum_tokens,
+                request_parts=json.dumps(dict(planned.parts)),
             )
         )
-
-    def flush_if_due(self) -> None:
-        """Write the batch if it is large or old enough."""
-        if len(self._batch) >= BATCH_ROWS or time.monotonic() - self._written_at >= BATCH_SECONDS:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write what is collected, in one transaction."""
-        if self._batch:
-            self._store.write_answers(self._batch, list(self._batch_documents.values()))
-            self._written_documents.update(self._batch_documents)
-            self._batch, self._batch_documents = [], {}
-        self._written_at = time.monotonic()
 
     def _row_columns(self, row: InputRow, schema_name: str | None) -> dict[str, Any]:
         """The columns that every answer takes from its input row."""
         return {
-            "run_id": self._run_id,
+            "run_id": self._run.run_id,
             "doc_id": row.doc_id,
             "question_id": row.question_id,
             "document_hash": row.document_hash,
@@ -122,15 +140,18 @@ class RunWriter:
         }
 
     def _add(self, record: AnswerRecord) -> None:
-        self._batch.append(record)
-        self.rows_done += 1
-        self.rows_failed += record.status != "ok"
         document_hash = record.document_hash
         if document_hash is not None and document_hash not in self._written_documents:
+            self._written_documents.add(document_hash)
             document = self._documents[document_hash]
-            self._batch_documents[document_hash] = DocumentRecord(
-                document_hash, len(document.text), self._document_tokens.get(document_hash)
+            self._output.append(
+                DocumentRecord(document_hash, len(document.text), self._document_tokens.get(document_hash))
             )
+        self._output.append(record)
+        self.rows_ok += record.status == "ok"
+        self.rows_failed += record.status != "ok"
+        for name in _SUMS:
+            self._totals[name] += getattr(record, name) or 0
 
 
 def _extra_text(extra: Mapping[str, object], gold: object) -> str | None:

@@ -24,18 +24,28 @@ def violations(connection: duckdb.DuckDBPyConnection) -> list[str]:
 
 
 def _wrong_totals(connection: duckdb.DuckDBPyConnection) -> list[str]:
-    """A run's totals are the sums of its rows."""
+    """A run's totals are the sums of its rows, those that were removed since left out of account."""
     sums = ", ".join(f"CAST({expression} AS BIGINT) AS {name}" for name, expression in TOTALS.items())
     pairs = ", ".join(f"runs.{name}, coalesce(sums.{name}, 0)" for name in TOTALS)
+    columns = connection.execute("SELECT * FROM runs LIMIT 0").description or ()
+    removed = "rows_removed" if "rows_removed" in [column[0] for column in columns] else "0"  # version 1 has none
     rows = connection.execute(
         f"SELECT runs.run_id, {pairs} FROM runs "
-        f"LEFT JOIN (SELECT run_id, {sums} FROM answers GROUP BY run_id) sums USING (run_id) ORDER BY 1"
+        f"LEFT JOIN (SELECT run_id, {sums} FROM answers GROUP BY run_id) sums USING (run_id) "
+        f"WHERE {removed} = 0 ORDER BY 1"
     ).fetchall()
     found = []
     for run_id, *values in rows:
         for name, total, summed in zip(TOTALS, values[0::2], values[1::2], strict=True):
             if total != summed:
                 found.append(f"run {run_id}: {name} is {total}, but its rows sum up to {summed}")
+    compacted = connection.execute(
+        f"SELECT run_id, rows_ok + rows_failed AS total, {removed} AS removed, count(answers.run_id) AS rows "
+        "FROM runs LEFT JOIN answers USING (run_id) GROUP BY ALL "
+        "HAVING removed IS NULL OR (removed <> 0 AND total <> removed + rows) ORDER BY 1"
+    ).fetchall()
+    for run_id, total, rows_removed, rows in compacted:
+        found.append(f"run {run_id}: {rows} of its rows are left and {rows_removed} were removed, but it had {total}")
     return found
 
 

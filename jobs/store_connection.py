@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import threading
@@ -17,7 +18,7 @@ from jobs.errors import OutputError
 STORAGE_VERSION = "v1.1.0"
 """The oldest DuckDB that can read what we write; a newer default would lock out the readers' older tools."""
 
-_WRITER_CONFIG = {
+WRITER_CONFIG = {
     "storage_compatibility_version": STORAGE_VERSION,
     # A window inserts some hundred rows: more threads would cost more to start than they save, and the model runs.
     "threads": "1",
@@ -29,15 +30,24 @@ _FIRST_PAUSE_SECONDS = 0.02
 _LONGEST_PAUSE_SECONDS = 0.5
 
 
+def free_space_note(folder: Path) -> str:
+    """` (N bytes free on this disk)`, for messages; empty where it can't be told."""
+    try:
+        return f" ({shutil.disk_usage(folder).free:,} bytes free on this disk)"
+    except OSError:
+        return ""
+
+
 class OutputBusy(OutputError):
     """Another process had the database open for the whole lock timeout; `pid` is its id if DuckDB told it.
 
-    Nothing was lost or written: the same call may be tried again later.
+    `holder` names it in words. Nothing was lost or written: the same call may be tried again later.
     """
 
-    def __init__(self, message: str, pid: int | None):
+    def __init__(self, message: str, pid: int | None, holder: str):
         super().__init__(message)
         self.pid = pid
+        self.holder = holder
 
 
 class DatabaseFile:
@@ -71,15 +81,22 @@ class DatabaseFile:
                 # Closing writes a checkpoint. What was committed is in the write-ahead log and safe if that fails.
                 raise self.fault(f"closing after {doing}", error) from error
 
+    def remove(self) -> None:
+        """Delete the file and its write-ahead log, if they are there."""
+        for file in (self.path, self.path.with_name(self.path.name + ".wal")):
+            file.unlink(missing_ok=True)
+
+    def take_place(self, of: Path) -> None:
+        """Give this file, which is closed, another's name in one step, durably."""
+        _sync(self.path)
+        os.replace(self.path, of)
+        _sync(of.parent)
+
     def fault(self, doing: str, error: BaseException) -> OutputError:
         """An OutputError with the path, the cause and how much room the disk has."""
         cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        message = f"{self.path}: {doing} failed: {cause}"
-        try:
-            free_bytes = shutil.disk_usage(self.path.parent).free
-        except OSError:
-            return OutputError(message)
-        return OutputError(f"{message} ({free_bytes:,} bytes free on this disk); what was committed before is kept")
+        free = free_space_note(self.path.parent)
+        return OutputError(f"{self.path}: {doing} failed: {cause}{free}; what was committed before is kept")
 
     def _open(self, read_only: bool, doing: str) -> duckdb.DuckDBPyConnection:
         deadline = time.monotonic() + self.lock_timeout_seconds
@@ -87,7 +104,7 @@ class DatabaseFile:
         while True:
             try:
                 return duckdb.connect(
-                    str(self.path), read_only=read_only, config=dict(_READER_CONFIG if read_only else _WRITER_CONFIG)
+                    str(self.path), read_only=read_only, config=dict(_READER_CONFIG if read_only else WRITER_CONFIG)
                 )
             except duckdb.Error as error:
                 if not _is_held(error):
@@ -105,6 +122,7 @@ class DatabaseFile:
             f"{self.path}: {doing} failed: {holder} has the database open and did not close it within "
             f"{self.lock_timeout_seconds:g} s; close it and run the same command again",
             pid,
+            holder,
         )
 
     def _opening_fault(self, error: duckdb.Error) -> OutputError:
@@ -121,6 +139,14 @@ class DatabaseFile:
         if not self.path.parent.is_dir():
             return OutputError(f"{self.path}: the folder {self.path.parent} does not exist; make it first")
         return self.fault("opening it", error)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _is_held(error: duckdb.Error) -> bool:

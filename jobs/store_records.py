@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -35,8 +35,9 @@ def utc_now() -> datetime:
 class RunRecord:
     """A row of `runs`; times are UTC (a naive one is taken for UTC), `config` is JSON text.
 
-    `rows_total` counts the input rows of the run, `rows_reused` those among them that an earlier run had answered and
-    this one left alone, so `rows_total = rows_reused + rows_ok + rows_failed + pending`. The sums from `rows_ok` to
+    `rows_total` counts the input rows that the run took on (all of them, but for `docqa retry`), `rows_reused` those
+    among them that an earlier run had answered and this one left alone, so
+    `rows_total = rows_reused + rows_ok + rows_failed + pending`. The sums from `rows_ok` to
     `output_tokens`, without `rows_reused`, are kept by the store as answers are written.
     """
 
@@ -62,6 +63,8 @@ class RunRecord:
     rows_reused: int = 0
     error: str | None = None
     """Why the run ended as it did; `killed` for one that never said."""
+    rows_removed: int = 0
+    """Attempts of this run that `docqa compact` removed since; its totals still count them."""
 
     @property
     def rows_pending(self) -> int:
@@ -75,6 +78,7 @@ class AnswerRecord:
 
     `attempt` is numbered by the store; what is given here is not read. `answer` and `extra` are JSON texts.
     `request_digest` is the identity of everything that can change the answer, the row's key included;
+    `request_parts` (JSON text) has short digests of its parts, None for an answer that an older docqa wrote;
     `minimum_tokens` counts the prompt positions that this row is the first to need in the run's prefix tree.
     """
 
@@ -100,6 +104,23 @@ class AnswerRecord:
     extra: str | None = None
     request_digest: str | None = None
     minimum_tokens: int | None = None
+    request_parts: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyState:
+    """What a database knows of a key. From `request_digest` on: of its newest valid answer, if it `has_answer`."""
+
+    newest_status: str  # of the newest attempt
+    has_answer: bool = False
+    request_digest: str | None = None
+    request_parts: str | None = None
+    document_hash: str | None = None
+    question_md5: str | None = None
+
+    def with_newest_status(self, status: str) -> KeyState:
+        """The same after one more attempt that was not valid."""
+        return replace(self, newest_status=status)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +219,7 @@ def answers_table(batch: Sequence[AnswerRecord], attempts: Sequence[int]) -> pa.
             values = list(attempts)
         elif name == "answered_at":
             values = [naive_utc(record.answered_at) for record in batch]
-        elif name in ("answer", "extra"):
+        elif name in ("answer", "extra", "request_parts"):
             values = [clean_json(getattr(record, name)) for record in batch]
         elif name in _ARROW_TYPES:
             values = [getattr(record, name) for record in batch]

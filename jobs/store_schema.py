@@ -11,7 +11,8 @@ from jobs.errors import OutputError
 from jobs.schema_types import Schema, answer_columns, quote_identifier, quote_literal
 from jobs.validate import canonical_schema
 
-STORE_VERSION = 1
+STORE_VERSION = 2
+"""What changed: 2 added `answers.request_parts` and `runs.rows_removed`."""
 
 # No keys and no indexes: DuckDB's write-ahead log has lost files to them, and a unique key makes a repeated row an
 # error in the middle of a night. Uniqueness is kept by the queries that insert.
@@ -40,6 +41,7 @@ TABLES = {
         "seconds": "DOUBLE",
         "rows_reused": "BIGINT",
         "error": "VARCHAR",
+        "rows_removed": "BIGINT",
     },
     "documents": {"document_hash": "VARCHAR", "characters": "BIGINT", "tokens": "BIGINT"},
     "answers": {
@@ -65,8 +67,12 @@ TABLES = {
         "extra": "JSON",
         "request_digest": "VARCHAR",
         "minimum_tokens": "BIGINT",
+        "request_parts": "JSON",
     },
 }
+
+# Columns that a version added at the end of a table, with what rows of before have in them.
+_ADDED = {2: (("runs", "rows_removed", "0"), ("answers", "request_parts", "NULL"))}
 
 _ANSWER_COLUMNS = ", ".join(TABLES["answers"])
 
@@ -91,46 +97,76 @@ VIEWS = {
 
 
 def create_or_check(connection: duckdb.DuckDBPyConnection, path: object) -> None:
-    """Make what is missing, in one transaction. Raises OutputError for a newer store and for tables of others."""
-    if is_complete(connection, path):
+    """Make what is missing, and migrate an older store, each in one transaction.
+
+    Raises OutputError for a newer store and for tables of others.
+    """
+    version = store_version(connection, path)
+    if version == STORE_VERSION and is_complete(connection):
         return
     existing = _columns(connection)
-    if "docqa_meta" not in existing:
+    if version is None:
         foreign = sorted(name for name in (*TABLES, *VIEWS) if name in existing)
         if foreign:
             raise OutputError(
                 f"{path} has a table named {foreign[0]} that docqa did not make; name another file as output.database"
             )
     connection.execute("BEGIN")
+    for added in range((version or STORE_VERSION) + 1, STORE_VERSION + 1):
+        _migrate(connection, added)
     for name, columns in TABLES.items():
         declared = ", ".join(f"{quote_identifier(column)} {kind}" for column, kind in columns.items())
         connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({declared})")
     for name, query in VIEWS.items():
         connection.execute(f"CREATE VIEW IF NOT EXISTS {name} AS {query}")
-    if "docqa_meta" not in existing:
+    if version is None:
         connection.execute("INSERT INTO docqa_meta VALUES ('store_version', ?)", [str(STORE_VERSION)])
     connection.execute("COMMIT")
     connection.execute("CHECKPOINT")
 
 
-def is_complete(connection: duckdb.DuckDBPyConnection, path: object) -> bool:
-    """Whether the database is a whole docqa store; raises OutputError if it can't be completed to one."""
+def _migrate(connection: duckdb.DuckDBPyConnection, version: int) -> None:
+    """From the version before to this one, within the caller's transaction."""
+    for table, column, value in _ADDED[version]:
+        kind = TABLES[table][column]
+        connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind} DEFAULT {value}")
+        connection.execute(f"ALTER TABLE {table} ALTER COLUMN {column} DROP DEFAULT")
+    # Views name their columns; they are made anew from the definitions of today.
+    for name, query in VIEWS.items():
+        connection.execute(f"CREATE OR REPLACE VIEW {name} AS {query}")
+    connection.execute("UPDATE docqa_meta SET value = ? WHERE key = 'store_version'", [str(version)])
+
+
+def is_complete(connection: duckdb.DuckDBPyConnection) -> bool:
+    """Whether every table and view is there."""
+    existing = _columns(connection)
+    return all(name in existing for name in (*TABLES, *VIEWS))
+
+
+def store_version(connection: duckdb.DuckDBPyConnection, path: object) -> int | None:
+    """The version of a docqa store that this docqa can read; None if it is no store.
+
+    Raises OutputError for a newer store, and for one whose tables were changed.
+    """
     existing = _columns(connection)
     if "docqa_meta" not in existing:
-        return False
+        return None
     if existing["docqa_meta"] != list(TABLES["docqa_meta"]):
         raise OutputError(f"{path} has a table docqa_meta that docqa did not make; name another output.database")
-    row = connection.execute("SELECT max(value) FROM docqa_meta WHERE key = 'store_version'").fetchone()
-    version = row[0] if row else None
-    if version != str(STORE_VERSION):
+    rows = connection.execute("SELECT max(value) FROM docqa_meta WHERE key = 'store_version'").fetchall()
+    text = rows[0][0]
+    if text not in [str(known) for known in range(1, STORE_VERSION + 1)]:
         raise OutputError(
-            f"{path} is a docqa store of version {version}, and this docqa knows version {STORE_VERSION}; "
+            f"{path} is a docqa store of version {text}, and this docqa knows versions up to {STORE_VERSION}; "
             "use the docqa that wrote it, or name another output.database"
         )
+    version = int(text)
+    later = {(table, column) for added, new in _ADDED.items() if added > version for table, column, _ in new}
     for name, columns in TABLES.items():
-        if name in existing and existing[name] != list(columns):
+        expected = [column for column in columns if (name, column) not in later]
+        if name in existing and existing[name] != expected:
             raise OutputError(f"{path}: the columns of the table {name} were changed; name another output.database")
-    return all(name in existing for name in (*TABLES, *VIEWS))
+    return version
 
 
 def define_views(connection: duckdb.DuckDBPyConnection, schemas: dict[str, Schema]) -> dict[str, str]:

@@ -139,3 +139,46 @@ def test_folder_that_is_missing_or_not_writable(database, tmp_path, monkeypatch)
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(OutputError, match=r"Permission denied; make the folder .* writable"):
         OutputLock(database, "x").__enter__()
+
+
+def test_a_waiting_lock_is_taken_when_the_holder_is_gone(database):
+    process, _ = hold(database)
+    told, polls = [], []
+
+    def poll():
+        polls.append(True)
+        if len(polls) == 15:
+            process.kill()
+            process.communicate()
+
+    with OutputLock(database, "second", wait_seconds=60, on_wait=told.append, on_poll=poll):
+        assert lock_holder(database).command == "second"
+    assert [holder.pid for holder in told] == [process.pid]  # told once
+
+
+def test_waiting_ends_after_its_time_or_when_told(database):
+    process, _ = hold(database)
+    try:
+        with pytest.raises(OutputLocked, match=rf"process {process.pid} on .*wait for it with --wait, or stop it"):
+            OutputLock(database, "second", wait_seconds=0.7).__enter__()
+
+        def poll():
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            OutputLock(database, "second", wait_seconds=60, on_poll=poll).__enter__()
+        assert lock_holder(database).pid == process.pid
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_lock_file_of_another_user_is_named(database, monkeypatch):
+    database.with_name("answers.duckdb.lock").touch()
+
+    def refuse(*arguments, **options):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(OutputError, match="make that file writable"):
+        OutputLock(database, "x").__enter__()

@@ -1,0 +1,76 @@
+"""The identity of a request: a digest of everything that can change its answer, and digests of its parts.
+
+The whole decides whether an answer counts; the parts say why one does not. The document and the question of an answer
+stand in its row, so their parts need no digest of their own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+
+from jobs.answer_schemas import AnswerSchema
+from jobs.job_settings import PromptSettings, SamplingSettings
+from jobs.source import InputRow
+
+DIGEST_VERSION = 1
+"""Raise it when a change to docqa may change answers, so that rows answered before are answered again."""
+
+DECIDING_PARTS = ("model", "engine")
+"""Parts that hold what the whole digest does not: an answer whose digests of them are known must share them."""
+
+_BACKEND_PACKAGES = {"index": "outlines_core", "llguidance": "llguidance"}
+
+
+class RequestIdentity:
+    """Makes the digests for the rows of one job with one model.
+
+    `dtype` is the job's setting, not what `auto` became: the same job on another machine is the same request.
+    """
+
+    def __init__(
+        self, *, prompt: PromptSettings, sampling: SamplingSettings, model_fingerprint: str, dtype: str = "auto"
+    ) -> None:
+        self._sampling = asdict(sampling)
+        self._fingerprint = model_fingerprint
+        self._common = {
+            "prompt": _short(asdict(prompt)),
+            "sampling": _short(self._sampling),
+            "model": _short([model_fingerprint, dtype]),
+        }
+        self._parts: dict[tuple[str, str], dict[str, str]] = {}
+
+    def digest(self, row: InputRow, schema: AnswerSchema, prompt: np.ndarray) -> str:
+        """SHA-256 (hex) of the key, the prompt's tokens, the model, the sampling settings and the schema."""
+        identity = [
+            DIGEST_VERSION, row.doc_id, row.question_id, self._fingerprint, self._sampling, schema.text
+        ]  # fmt: skip
+        return hashlib.sha256(json.dumps(identity).encode() + prompt.tobytes()).hexdigest()
+
+    def parts(self, schema: AnswerSchema) -> Mapping[str, str]:
+        """A short digest of each part that does not stand in the answer's row: prompt, schema, sampling, ..."""
+        key = (schema.text, schema.grammar.backend)
+        if key not in self._parts:
+            engine = [DIGEST_VERSION, schema.grammar.backend, _backend_version(schema.grammar.backend)]
+            self._parts[key] = {**self._common, "schema": _short(schema.text), "engine": _short(engine)}
+        return self._parts[key]
+
+
+def _short(value: Any) -> str:
+    """The first 12 hex digits of the SHA-256 of a JSON-ready value: enough to tell one job's versions apart."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
+
+
+@lru_cache(maxsize=8)
+def _backend_version(backend: str) -> str:
+    try:
+        return version(_BACKEND_PACKAGES[backend])
+    except (KeyError, PackageNotFoundError):
+        return ""

@@ -1,0 +1,72 @@
+"""From a job to its plan: the model is found, the input read, the schemas compiled. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from jobs.answer_schemas import AnswerSchemas, start_compiling
+from jobs.identity import RequestIdentity
+from jobs.job_file import resolve_path
+from jobs.job_settings import Job
+from jobs.model import JobModel
+from jobs.observe import SILENT, Observer
+from jobs.plan import Plan, Planner
+from jobs.prompt import PromptBuilder
+from jobs.resume import AnswerHistory, Selection
+from jobs.source import InputData, read_input
+
+
+@dataclass(frozen=True)
+class PreparedJob:
+    """A job that has been read and planned, and its model found; no weights are loaded yet."""
+
+    job: Job
+    data: InputData
+    model: JobModel
+    schemas: AnswerSchemas
+    plan: Plan
+    database: Path
+
+
+def prepare(job: Job, observer: Observer = SILENT, select: Selection = Selection.UNANSWERED) -> PreparedJob:
+    """Read and plan a job: the rows that `select` takes on. Writes nothing.
+
+    Raises JobError or ModelError for whatever is wrong with it.
+    """
+    observer.on_stage("finding the model")
+    model = JobModel.of(job)
+    for note in model.source.notes:
+        observer.on_note(note)
+    start_compiling(job, model.grammars)
+    try:
+        return _planned(job, model, observer, select)
+    finally:
+        model.grammars.close()
+
+
+def _planned(job: Job, model: JobModel, observer: Observer, select: Selection) -> PreparedJob:
+    observer.on_stage("reading the input")
+    data = read_input(job.input, job.folder)
+    for path, reason in data.skipped_files:
+        observer.on_note(f"{path} was skipped: {reason}")
+    if data.merged_rows:
+        observer.on_note(f"{data.merged_rows} input rows repeat an earlier row and are answered with it")
+    database = resolve_path(job, job.output.database)
+    history = AnswerHistory.of(database)
+    observer.on_stage("compiling the schemas")
+    schemas = AnswerSchemas(job, model.grammars)
+    planner = Planner(
+        prompts=PromptBuilder(job.prompt, model.tokenizer),
+        schemas=schemas,
+        identity=RequestIdentity(
+            prompt=job.prompt, sampling=job.sampling, model_fingerprint=model.fingerprint, dtype=job.model.dtype
+        ),
+        context_length=model.config.context_length,
+        max_tokens=job.sampling.max_tokens,
+    )
+    observer.on_stage("planning")
+    plan = planner.plan(
+        data, history, select, lambda rows: observer.on_stage(f"planning, row {rows} of {len(data.rows)}")
+    )
+    return PreparedJob(job, data, model, schemas, plan, database)

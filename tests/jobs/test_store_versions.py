@@ -1,0 +1,81 @@
+"""Databases of older versions are read as they are and migrated in place."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from jobs.store import AnswerRecord, AnswerStore, RunRecord
+from jobs.store_schema import TABLES
+from tests.jobs.store_version_1 import make_store_of_version_1
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "answers.duckdb"
+
+
+def query(path, text):
+    with duckdb.connect(str(path), read_only=True) as connection:
+        return connection.execute(text).fetchall()
+
+
+def assert_migrated(path, rows):
+    store = AnswerStore(path, read_only=True)
+    assert store.version == 2
+    assert [row[0] for row in query(path, "DESCRIBE latest_answers")] == list(TABLES["answers"])
+    assert len(store.key_states()) == rows
+    assert (store.run("old").rows_ok, store.run("old").rows_removed) == (rows, 0)
+    assert len(query(path, "FROM answers_verdict")) == rows
+    assert store.check() == []
+
+
+def test_an_older_store_can_be_read_without_a_change(path):
+    make_store_of_version_1(path)
+    before = path.read_bytes()
+    store = AnswerStore(path, read_only=True)
+    assert store.version == 1
+    assert store.latest_run().rows_ok == 2
+    assert [(state.request_digest, state.request_parts) for state in store.key_states().values()] == [
+        (f"digest{number}", None) for number in range(2)
+    ]
+    assert store.check() == []
+    assert path.read_bytes() == before
+
+
+def test_an_older_store_is_migrated_in_place(path):
+    make_store_of_version_1(path)
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("CREATE TABLE mine AS SELECT 42 AS a")
+    store = AnswerStore(path)
+    assert_migrated(path, 2)
+    assert query(path, "FROM mine") == [(42,)]
+    store.begin_run(RunRecord(run_id="new", rows_total=1))
+    store.write_answers([AnswerRecord(run_id="new", doc_id="d0", question_id="q", status="failed", request_parts="{}")])
+    assert query(path, "SELECT attempt, request_parts FROM answers WHERE doc_id = 'd0' ORDER BY 1") == [
+        (1, None),
+        (2, "{}"),
+    ]
+    assert int.from_bytes(path.read_bytes()[12:20], "little") == 64  # still readable by DuckDB 1.1
+
+
+def test_a_migration_that_is_killed_is_done_again(path):
+    program = "import sys; from jobs.store import AnswerStore; print(flush=True); AnswerStore(sys.argv[1])"
+    for delay in (0.01, 0.03, 0.06):
+        path.unlink(missing_ok=True)
+        make_store_of_version_1(path, rows=5_000)
+        process = subprocess.Popen([sys.executable, "-c", program, str(path)], cwd=ROOT, stdout=subprocess.PIPE)
+        process.stdout.readline()
+        time.sleep(delay)
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        assert query(path, "SELECT count(*) FROM answers") == [(5_000,)]
+        AnswerStore(path)
+        assert_migrated(path, 5_000)
