@@ -1,41 +1,17 @@
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
+from importlib import import_module
 
+import click
 import duckdb
 import pytest
 
-from docqa import main as command_line
-from docqa.progress import duration, progress_line
-from jobs.run import Progress
+from docqa.main import COMMANDS
+from tests.docqa.conftest import start
 from tests.job_fixtures import sample_rows
-
-
-@pytest.fixture
-def docqa(monkeypatch, capsys):
-    """docqa("run", path, ...) -> (exit status, stdout, stderr), in this process."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["docqa", *map(str, arguments)])
-        status = 0
-        try:
-            command_line.main()
-        except SystemExit as ended:
-            status = ended.code or 0
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return call
-
-
-def start(*arguments, **options):
-    """The command in a process of its own."""
-    command = [sys.executable, "-m", "docqa.main", *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
 
 
 def test_run_plan_and_report(docqa, make_job, tmp_path):
@@ -153,40 +129,67 @@ def test_a_held_output_is_exit_4(docqa, make_job, tmp_path):
     assert (status, "nightly.toml" in err, str(os.getpid()) in err) == (4, True, True)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_ends_the_run_cleanly(make_job, tmp_path, number, status):
-    process = start("run", make_job(sample_rows(8, 8), engine={"step_tokens": 1}))
-    database = tmp_path / "answers.duckdb"
-    deadline = time.monotonic() + 60
-    while not database.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    time.sleep(1)
-    process.send_signal(number)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == status, err
-    with duckdb.connect(str(database), read_only=True) as connection:
-        assert connection.execute("SELECT status FROM runs").fetchall() == [("interrupted",)]
-    assert b"Traceback" not in err
-
-
-def test_an_ascii_locale_and_paths_with_other_letters(make_job, tmp_path):
-    import shutil
-
-    folder = tmp_path / "Prüfung" / "вход"
-    folder.mkdir(parents=True)
-    make_job(sample_rows(1, 2))
-    for name in ("rows.parquet", "verdict.json", "job.toml"):
-        shutil.copy(tmp_path / name, folder / name)
+def test_a_run_from_cron(make_job, tmp_path):
+    """Cases 75 and 76: no terminal, a bare environment, an ASCII locale, and names with other letters."""
+    rows = [row | {"doc_id": f"Größe {row['doc_id']}"} for row in sample_rows(1, 2)]
+    rows[0]["question"] = ""
+    path = make_job(rows, input={"documents": "Prüfung/вход.parquet"}, run={"max_failures": 1})
+    (tmp_path / "Prüfung").mkdir()
+    (tmp_path / "rows.parquet").rename(tmp_path / "Prüfung" / "вход.parquet")
+    (tmp_path / "Prüfung" / "ключ.parquet").write_bytes(b"")
     environment = {"PATH": os.environ["PATH"], "LANG": "C", "PYTHONIOENCODING": "ascii", "HOME": str(tmp_path)}
-    process = start("run", folder / "job.toml", env=environment, stdin=subprocess.DEVNULL, cwd=os.getcwd())
+    flags = (
+        "--documents",
+        tmp_path / "Prüfung",
+        "--set",
+        "input.on_bad_file=skip",
+        "--output",
+        tmp_path / "größer.duckdb",
+    )
+    told = tmp_path / "told"
+    process = start(
+        "run", path, *flags, "--on-finish", f"cat >{told}",
+        env=environment, stdin=subprocess.DEVNULL, cwd=os.getcwd(),
+    )  # fmt: skip
     out, err = process.communicate(timeout=100)
-    assert (process.returncode, out) == (0, b""), err
-    assert b"2 ok" in err
+    assert (process.returncode, out) == (1, b""), err
+    assert b"1 ok, 1 failed" in err
+    assert b"was skipped" in err
     assert b"\r" not in err
     assert b"\x1b" not in err
+    assert json.loads(told.read_text())["database"].endswith("größer.duckdb")
 
 
-def test_progress_is_counted_in_tokens():
-    progress = Progress(10, 4, 1, 900, 600, 500, 1000, 50.0)
-    assert progress_line(progress) == " 50% of tokens, 4/10 rows, 0.1 rows/s, 67% reused, 1 failed, 50 s left"
-    assert [duration(seconds) for seconds in (3, 185, 7800)] == ["3 s", "3 min 05 s", "2 h 10 min"]
+def test_help_and_status_are_light(docqa, make_job, tmp_path):
+    """Neither loads torch or a tokenizer; --help loads nothing that takes time."""
+    docqa("run", make_job(sample_rows(1, 1)), "--quiet")
+    program = (
+        "import sys; from docqa.main import cli; cli(sys.argv[1:], standalone_mode=False); "
+        "print(*sorted({'torch', 'transformers', 'tokenizers', 'duckdb', 'pyarrow', 'numpy'} & set(sys.modules)))"
+    )
+
+    def loaded(*arguments):
+        result = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
+        return result.stdout.splitlines()[-1].split()
+
+    assert loaded("--help") == []
+    assert loaded("status", str(tmp_path / "answers.duckdb")) == ["duckdb", "numpy", "pyarrow"]
+
+
+def test_help_lists_every_command_with_its_first_sentence(docqa):
+    out = docqa("--help")[1]
+    for name, summary in COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(summary[:40])}", out, flags=re.MULTILINE)
+        status, text, _ = docqa(name, "--help")
+        assert (status, f"Usage: docqa {name}" in text) == (0, True)
+    assert "130, 143  interrupted" in out
+    assert docqa("nonsense")[0] == 2
+
+
+def test_every_flag_has_an_environment_twin():
+    for name in COMMANDS:
+        command = import_module(f"docqa.{name}").command
+        for option in command.params:
+            if isinstance(option, click.Option):
+                (flag,) = option.opts
+                assert option.envvar == "DOCQA_" + flag.removeprefix("--").upper().replace("-", "_")

@@ -46,6 +46,23 @@ def test_a_refused_schema_is_named_and_lenient_helps(command) -> None:
     assert json.loads(command(TAGS, "--json").stdout)["lenient_helps"] is True
 
 
+def test_what_compiling_took(command) -> None:
+    """NEEDS.md, case 48."""
+    schema = {"type": "object", "additionalProperties": {"maxLength": 3}}
+    first, second = (json.loads(command(schema, "--json").stdout) for _ in range(2))
+    assert (first["from_disk"], second["from_disk"]) == (False, True)
+    assert first["compile_seconds"] > 0
+    text = command(schema).stdout
+    assert "Read from the cache in " in text
+    assert "note: /additionalProperties: no type is given" in text
+
+
+def test_many_notes_are_counted(command) -> None:
+    text = command({"type": "object", "properties": {f"p{number}": {"minimum": 3} for number in range(30)}}).stdout
+    assert text.count("note: /") == 20
+    assert "10 more; --json lists them all" in text
+
+
 def test_the_backend_can_be_chosen(command) -> None:
     report = json.loads(command({"type": "integer"}, "--json", "--backend", "llguidance").stdout)
     assert report["backend"] == "llguidance"

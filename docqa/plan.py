@@ -1,16 +1,36 @@
-"""What `docqa plan` prints."""
+"""`docqa plan`: what a run would do."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import click
 from rich.console import Console
 from rich.table import Table
 
+from docqa.job_options import JobOptions, job_options
+from docqa.options import json_option, quiet_option
+from docqa.run_log import TextLog, observer_of
 from engine.kv_memory import kv_page_bytes
-from jobs.run import PreparedJob
+from jobs.run import PreparedJob, prepare
 
 SHOWN_REJECTED_ROWS = 20
+
+
+@click.command("plan")
+@job_options
+@quiet_option
+@json_option
+def command(job_options: JobOptions, quiet: bool, as_json: bool) -> None:
+    """Say what a run would do, without loading weights."""
+    with TextLog(quiet=quiet) as log:
+        prepared = prepare(job_options.load(default_output="answers.duckdb"), observer_of(log))
+    summary = plan_summary(prepared)
+    if as_json:
+        click.echo(json.dumps(summary, ensure_ascii=False))
+    else:
+        print_plan(summary, Console())
 
 
 def plan_summary(prepared: PreparedJob) -> dict[str, Any]:
@@ -27,6 +47,12 @@ def plan_summary(prepared: PreparedJob) -> dict[str, Any]:
         "rows": plan.total_rows,
         "rows_to_run": len(plan.rows),
         "rows_answered": plan.answered_rows,
+        "rows_new": plan.rows_new,
+        "rows_changed": plan.rows_changed,
+        "changed_by": dict(plan.changed_by),
+        "rows_failed_before": plan.rows_failed_before,
+        "rows_done": plan.rows_done,
+        "rows_gone": plan.rows_gone,
         "rows_rejected": len(plan.rejected),
         "rejected_by_status": plan.rejected_by_status,
         "rejected_rows": [
@@ -63,9 +89,17 @@ def print_plan(summary: dict[str, Any], console: Console) -> None:
 
     prompt_tokens = summary["prompt_tokens"]
     row("rows", summary["rows"], f"{summary['layout']} layout, {summary['files']} files")
-    row("  to run", summary["rows_to_run"])
-    row("  answered before", summary["rows_answered"])
-    row("  that can't run", summary["rows_rejected"])
+    row("  new", summary["rows_new"])
+    if summary["rows_changed"]:
+        parts = sorted(summary["changed_by"].items(), key=lambda part: (-part[1], part[0]))
+        row("  changed", summary["rows_changed"], ", ".join(f"{name} of {rows:,}" for name, rows in parts))
+    if summary["rows_failed_before"]:
+        row("  failed before", summary["rows_failed_before"])
+    row("  done", summary["rows_done"], "have a valid answer already")
+    row("to run", summary["rows_to_run"])
+    row("that can't run", summary["rows_rejected"])
+    if summary["rows_gone"]:
+        row("gone", summary["rows_gone"], "answered once, not in the input any more")
     row("documents", summary["documents"])
     row("prompt tokens", prompt_tokens, f"longest prompt {summary['longest_prompt_tokens']:,}")
     row(

@@ -1,0 +1,37 @@
+"""Figures in words: durations, sizes, and counts of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a short text: `42 s`, `3 min 05 s`, `2 h 10 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+
+
+def bytes_text(size: int) -> str:
+    """`812 bytes`, `4.1 KiB`, `2.0 GiB`."""
+    if size < 1024:
+        return f"{size} bytes"
+    amount = float(size)
+    for unit in ("KiB", "MiB"):
+        amount /= 1024
+        if amount < 1024:
+            return f"{amount:,.1f} {unit}"
+    return f"{amount / 1024:,.1f} GiB"
+
+
+def row_counts(run: Mapping[str, Any]) -> str:
+    """What became of a run's rows: `20 ok, 1 failed, 5 answered before, 3 pending`; the last two only if not 0."""
+    parts = [f"{run['rows_ok']:,} ok", f"{run['rows_failed']:,} failed"]
+    for name, word in (("rows_reused", "answered before"), ("rows_pending", "pending")):
+        if run[name]:
+            parts.append(f"{run[name]:,} {word}")
+    return ", ".join(parts)
