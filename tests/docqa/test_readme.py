@@ -37,6 +37,7 @@ def sample_run(tmp_path_factory):
     statuses = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        patch.setenv("PATH", "/usr/bin:/bin")  # a crontab line has no room for every PATH
         for command in commands():
             patch.setattr(sys, "argv", command.split())
             try:
@@ -55,15 +56,16 @@ def test_readme_has_commands_and_five_queries():
 
 def test_the_commands_do_what_they_say(sample_run):
     _, statuses = sample_run
-    assert [status for command, status in statuses.items() if "max_failures" not in command] == [0] * 4
-    assert [status for command, status in statuses.items() if "max_failures" in command] == [1]
+    assert {command: status for command, status in statuses.items() if status} == {
+        command: 1 for command in commands() if "max_failures" in command
+    }
 
 
 def test_the_sample_is_answered_validly_and_every_shared_token_once(sample_run):
     folder, _ = sample_run
     database = folder / "sample_data" / "answers.duckdb"
     store = AnswerStore(database, read_only=True)
-    run = store.latest_run()
+    run = store.runs()[-1]  # the first; a retry came after it
     assert (run.rows_total, run.rows_ok) == (47, 47)
     assert run.computed_tokens == run.minimum_tokens < run.prompt_tokens / 8
     assert store.check() == []
