@@ -65,6 +65,22 @@ def answer_columns(schema: Schema) -> list[AnswerColumn]:
     return [_column(name, names[name], subschema, schema) for name, subschema in properties.items()]
 
 
+def property_values(schema: Schema) -> dict[str | None, list[Any] | None]:
+    """For each of `answer_columns` by its property name: all values it admits (`enum`, `const`, null); None if open."""
+    values: dict[str | None, list[Any] | None] = {}
+    for column in answer_columns(schema):
+        reader = _Reader(schema)
+        try:
+            name = column.property_name
+            branches = reader.branches(schema if name is None else reader.properties(schema)[name])
+        except (_TooInvolved, RecursionError):
+            branches = [{}]
+        listed = [[None] if _kinds(branch) == {"null"} else _listed_values(branch) for branch in branches]
+        closed = listed and any(one != [None] for one in listed) and None not in listed
+        values[name] = [value for one in listed for value in one or []] if closed else None
+    return values
+
+
 def json_pointer(property_name: str | None) -> str:
     """RFC 6901 pointer to a top-level property; '$', DuckDB's name of the whole value, for None."""
     if property_name is None:
@@ -148,7 +164,7 @@ class _Reader:
             raise _TooInvolved
         self._open.add(id(schema))
         structures: list[Any] = []
-        for branch in self._branches(schema):
+        for branch in self.branches(schema):
             structure = self._branch_structure(branch)
             if structure is not None and structure not in structures:
                 structures.append(structure)
@@ -166,7 +182,7 @@ class _Reader:
         Where alternatives describe a property differently, it is the union of their subschemas.
         """
         described: dict[str, list[Schema]] = {}
-        for branch in self._branches(schema):
+        for branch in self.branches(schema):
             kinds = _kinds(branch)
             if kinds is not None and "object" not in kinds and kinds != {"null"}:
                 return {}
@@ -210,7 +226,7 @@ class _Reader:
             return "JSON"
         return {name: self.structure(subschema) for name, subschema in properties.items()}
 
-    def _branches(self, schema: Schema) -> list[dict[str, Any]]:
+    def branches(self, schema: Schema) -> list[dict[str, Any]]:
         """The alternatives of a schema, with references and allOf merged in; `{}` admits anything."""
         self._visits += 1
         if self._visits > _MAXIMUM_VISITS:
@@ -220,13 +236,13 @@ class _Reader:
         alternatives = [{key: value for key, value in schema.items() if key not in _COMBINING}]
         conjuncts = list(_as_list(schema.get("allOf")))
         if isinstance(schema.get("$ref"), str):
-            conjuncts.append(_resolve(schema["$ref"], self.root))
+            conjuncts.append(resolve_reference(schema["$ref"], self.root))
         for conjunct in conjuncts:
-            alternatives = self._product(alternatives, self._branches(conjunct))
+            alternatives = self._product(alternatives, self.branches(conjunct))
         for keyword in ("anyOf", "oneOf"):
             options = _as_list(schema.get(keyword))
             if options:
-                alternatives = self._product(alternatives, [part for one in options for part in self._branches(one)])
+                alternatives = self._product(alternatives, [part for one in options for part in self.branches(one)])
         return alternatives
 
     def _product(self, ones: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -306,7 +322,7 @@ def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _resolve(reference: str, root: Schema) -> Schema:
+def resolve_reference(reference: str, root: Schema) -> Schema:
     """The subschema a local reference names; True, which admits anything, for what can't be found."""
     if reference == "#":
         return root

@@ -1,0 +1,133 @@
+"""Answers as a Parquet, JSON Lines or CSV file, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+
+from jobs.errors import OutputError
+from jobs.schema_types import answer_columns, quote_identifier, quote_literal
+from jobs.store import AnswerStore
+from jobs.store_connection import free_space_note
+
+FORMATS = {".parquet": "FORMAT parquet, COMPRESSION zstd", ".jsonl": "FORMAT json", ".csv": "FORMAT csv, HEADER"}
+"""How DuckDB writes a file, by the end of its name."""
+
+_OWN_COLUMNS = ("request_digest", "request_parts")
+"""By which docqa knows what changed; nobody else can read them."""
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What was written."""
+
+    path: Path
+    rows: int
+    columns: list[str]
+
+
+@dataclass(frozen=True)
+class _Query:
+    """What to write: SQL, and the columns by which it is sorted."""
+
+    sql: str
+    order: tuple[str, ...]
+
+
+def export(
+    store: AnswerStore, path: Path, *, schema_name: str | None = None, all_attempts: bool = False
+) -> ExportReport:
+    """Write the latest answers, failed rows too; with `all_attempts` every attempt.
+
+    `schema_name`: only the valid answers of that schema, a typed column for each property. Rows are sorted by key and
+    attempt. Times are UTC; in JSON Lines and CSV, which have no such type, ISO 8601 ending in Z. In CSV, lists, objects
+    and JSON are JSON texts, and NULL is empty where an empty text is `""`. Integers beyond 64 bits are text in Parquet.
+    What is at `path` is replaced when the new file is complete. Raises OutputError.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in FORMATS:
+        raise OutputError(f"{path}: the name must end in {', '.join(FORMATS)}, which says what is written")
+    if path.is_dir():
+        raise OutputError(f"{path} is a folder; name a file")
+    if path.exists() and os.path.samefile(path, store.path):
+        raise OutputError(f"{path} is the database itself; name another file")
+    with store.reading() as connection, _replacing(path) as staging:
+        query = _query(connection, store, schema_name, all_attempts)
+        described = connection.execute(f"DESCRIBE {query.sql}").fetchall()
+        columns = [_expression(name, kind, suffix) for name, kind, *_ in described]
+        order = ", ".join(f"rows.{quote_identifier(name)}" for name in query.order)
+        try:
+            copied = connection.execute(
+                f"COPY (SELECT {', '.join(columns)} FROM ({query.sql}) AS rows ORDER BY {order}) "
+                f"TO {quote_literal(str(staging))} ({FORMATS[suffix]}, USE_TMP_FILE false)"
+            ).fetchall()
+        except duckdb.IOException as error:
+            cause = str(error).splitlines()[0]
+            free = free_space_note(staging.parent)
+            raise OutputError(f"{path} can't be written: {cause}{free}; make room, or name another file") from None
+    return ExportReport(path, int(copied[0][0]), [name for name, *_ in described])
+
+
+def _query(
+    connection: duckdb.DuckDBPyConnection, store: AnswerStore, schema_name: str | None, all_attempts: bool
+) -> _Query:
+    if schema_name is None:
+        table = "answers" if all_attempts else "latest_answers"
+        names = [name for name, *_ in connection.execute(f"DESCRIBE {table}").fetchall() if name not in _OWN_COLUMNS]
+        return _Query(f"SELECT {', '.join(names)} FROM {table}", ("doc_id", "question_id", "attempt"))
+    schemas = {
+        name: (view, schema)
+        for name, view, schema in connection.execute(
+            "SELECT schema_name, view_name, schema FROM docqa_schemas ORDER BY 1"
+        ).fetchall()
+    }
+    if schema_name not in schemas:
+        known = ", ".join(schemas) or "none"
+        raise OutputError(f"{store.path} has no answers of a schema named {schema_name!r}; its schemas: {known}")
+    view, schema = schemas[schema_name]
+    if not all_attempts:
+        return _Query(f"SELECT * FROM {quote_identifier(view)}", ("doc_id", "question_id"))
+    typed = answer_columns(json.loads(schema))
+    taken = {column.name.lower() for column in typed}
+    run_id, attempt = (f"docqa_{name}" if name in taken else name for name in ("run_id", "attempt"))
+    columns = ["doc_id", "question_id", f"run_id AS {run_id}", f"attempt AS {attempt}"]
+    columns += [f"{column.expression()} AS {quote_identifier(column.name)}" for column in typed]
+    sql = f"SELECT {', '.join(columns)} FROM answers WHERE status = 'ok' AND schema_name = {quote_literal(schema_name)}"
+    return _Query(sql, ("doc_id", "question_id", attempt))
+
+
+def _expression(name: str, kind: str, suffix: str) -> str:
+    """A column as the format can hold it."""
+    column = quote_identifier(name)
+    if suffix == ".parquet":
+        return f"CAST({column} AS VARCHAR) AS {column}" if kind == "HUGEINT" else column
+    if kind == "TIMESTAMP":
+        return f"strftime({column}, '%Y-%m-%dT%H:%M:%S.%fZ') AS {column}"
+    if suffix == ".csv" and (kind.endswith("[]") or kind.startswith("STRUCT")):
+        return f"CAST(to_json({column}) AS VARCHAR) AS {column}"
+    return column
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A name beside a file, to write to; it takes the file's place at the end, durably, or is removed on failure."""
+    real = Path(os.path.realpath(path))
+    staging = real.with_name(f".{real.name}.{os.getpid()}.partial")
+    try:
+        with open(staging, "wb"):
+            pass
+        yield staging
+        with open(staging, "rb+") as written:
+            os.fsync(written.fileno())
+        os.replace(staging, real)
+    except OSError as error:
+        raise OutputError(f"{path} can't be written ({error.strerror}); correct the path, or make room") from None
+    finally:
+        with suppress(OSError):
+            staging.unlink(missing_ok=True)
