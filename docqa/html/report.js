@@ -1,0 +1,246 @@
+// Lists of documents and answers: filtered, sorted, a page at a time. Text enters the page as text, never as HTML.
+"use strict";
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const repeated = new Set(data.repeated);
+const rows = data.rows.map((values) =>
+  Object.fromEntries(
+    data.columns.map((name, place) => {
+      const value = values[place];
+      return [name, repeated.has(name) && value !== null ? data.texts[value] : value];
+    }),
+  ),
+);
+const documents = data.documents.map((values) =>
+  Object.fromEntries(data.document_columns.map((name, place) => [name, values[place]])),
+);
+
+const PAGE_ROWS = 50;
+const count = (value) => (value === null ? "" : value.toLocaleString("en-US"));
+const seconds = (value) =>
+  value === null ? "" : value.toLocaleString("en-US", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
+const words = (name) => name.replaceAll("_", " ");
+
+function element(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+    else if (value !== null) made.setAttribute(key, value);
+  }
+  made.append(...children);
+  return made;
+}
+
+/** Shows `items` a page at a time in `place`; `draw` makes the page's elements of the items it gets. */
+function paged(place, items, noun, draw, pageRows = PAGE_ROWS) {
+  let first = 0;
+  const show = () => {
+    const last = Math.min(first + pageRows, items.length);
+    const said = items.length ? `${count(first + 1)} to ${count(last)} of ${count(items.length)} ${noun}` : `no ${noun}`;
+    const move = (rows) => () => {
+      first += rows;
+      show();
+      place.scrollIntoView({ block: "nearest" });
+    };
+    const pages = element("div", { class: "pages" }, element("span", { role: "status" }, said));
+    if (items.length > pageRows) {
+      const back = element("button", { type: "button", onclick: move(-pageRows) }, "Previous");
+      const forth = element("button", { type: "button", onclick: move(pageRows) }, "Next");
+      back.disabled = first === 0;
+      forth.disabled = last === items.length;
+      pages.append(back, forth);
+    }
+    place.replaceChildren(pages, draw(items.slice(first, last)));
+  };
+  show();
+}
+
+// Documents
+
+const sum = (list, name) => list.reduce((total, row) => total + row[name], 0);
+const share = (row) => (row.prompt_tokens ? row.cached_tokens / row.prompt_tokens : null);
+const percent = (value) => (value === null ? "" : `${(100 * value).toFixed(1)} %`);
+const failed = (row) => row.rows - row.rows_ok;
+
+// Title, what to sort by, what to show.
+const DOCUMENT_COLUMNS = [
+  ["document", (row) => row.doc_id, (row) => documentName(row)],
+  ["rows", (row) => row.rows, (row) => count(row.rows)],
+  ["failed", failed, (row) => count(failed(row))],
+  ["reused", share, (row) => percent(share(row))],
+  ["seconds", (row) => row.seconds, (row) => seconds(row.seconds)],
+  ["prompt tokens", (row) => row.prompt_tokens, (row) => count(row.prompt_tokens)],
+  ["computed", (row) => row.computed_tokens, (row) => count(row.computed_tokens)],
+  ["least possible", (row) => row.minimum_tokens, (row) => count(row.minimum_tokens)],
+];
+
+function documentName(row) {
+  const more = row.doc_id_count > 1 ? ` and ${count(row.doc_id_count - 1)} more` : "";
+  const show = (event) => {
+    event.preventDefault();
+    const form = document.getElementById("filters");
+    form.reset();
+    form.elements.document.value = row.document_hash;
+    showAnswers();
+    document.getElementById("answers").scrollIntoView();
+  };
+  return element("a", { href: "#answers", title: row.document_hash, onclick: show }, element("bdi", {}, row.doc_id), more);
+}
+
+let documentOrder = { column: 5, descending: true };
+
+function showDocuments() {
+  const { column, descending } = documentOrder;
+  const value = DOCUMENT_COLUMNS[column][1];
+  const sorted = [...documents].sort((left, right) => (descending ? -1 : 1) * compare(value(left), value(right)));
+  paged(document.getElementById("document-list"), sorted, "documents", documentTable, 20);
+}
+
+function documentTable(shown) {
+  const heads = DOCUMENT_COLUMNS.map(([title], place) => {
+    const sorted = place === documentOrder.column ? (documentOrder.descending ? "descending" : "ascending") : null;
+    const sort = () => {
+      documentOrder = { column: place, descending: sorted === null ? place > 0 : sorted === "ascending" };
+      showDocuments();
+    };
+    const button = element("button", { type: "button", onclick: sort }, title);
+    return element("th", { class: place ? "number" : "", "aria-sort": sorted }, button);
+  });
+  const lines = shown.map((row) =>
+    element("tr", {}, ...DOCUMENT_COLUMNS.map(([, , draw], place) =>
+      element("td", { class: place ? "number" : "text" }, draw(row)))),
+  );
+  const all = Object.fromEntries(
+    ["rows", "rows_ok", "prompt_tokens", "cached_tokens", "computed_tokens", "minimum_tokens"].map((name) => [
+      name, sum(documents, name),
+    ]),
+  );
+  const totals = DOCUMENT_COLUMNS.map(([, , draw], place) =>
+    element("td", { class: place ? "number" : "" },
+      place === 0 ? `all ${count(documents.length)} listed` : draw({ ...all, seconds: null })),
+  );
+  return element("div", { class: "scroll" }, element("table", {},
+    element("thead", {}, element("tr", {}, ...heads)),
+    element("tbody", {}, ...lines),
+    element("tfoot", {}, element("tr", {}, ...totals))));
+}
+
+function compare(left, right) {
+  if (left === right) return 0;
+  if (left === null) return -1;
+  if (right === null) return 1;
+  return left < right ? -1 : 1;
+}
+
+// Answers
+
+const filters = document.getElementById("filters");
+const ORDERS = {
+  slow: (left, right) => compare(right.latency_seconds, left.latency_seconds),
+  computed: (left, right) => compare(computed(right), computed(left)),
+};
+const computed = (row) => (row.prompt_tokens === null ? null : row.prompt_tokens - row.cached_tokens);
+
+function fillChoices(select, name, titles) {
+  const counts = new Map();
+  for (const row of rows) counts.set(row[name], (counts.get(row[name]) ?? 0) + 1);
+  for (const [value, found] of [...counts].sort((left, right) => right[1] - left[1])) {
+    select.append(element("option", { value }, `${titles(value)} (${count(found)})`));
+  }
+  select.closest("label").hidden = counts.size < 2;
+}
+
+function showAnswers() {
+  const wanted = Object.fromEntries(new FormData(filters));
+  const text = wanted.text.trim().toLowerCase();
+  const place = wanted.document.trim().toLowerCase();
+  const found = rows.filter(
+    (row) =>
+      (!wanted.status || row.status === wanted.status) &&
+      (!wanted.change || row.change === wanted.change) &&
+      (!place || row.doc_id.toLowerCase().includes(place) || (row.document_hash ?? "").startsWith(place)) &&
+      (!text || searched(row).includes(text)),
+  );
+  if (wanted.order in ORDERS) found.sort(ORDERS[wanted.order]);
+  paged(document.getElementById("answer-list"), found, "answers", answerList);
+}
+
+/** What the text filter looks through, in lower case; made when first asked for. */
+function searched(row) {
+  row.searched ??= [row.question, row.answer, row.error, row.raw_text, row.question_id]
+    .filter((part) => part !== null).join("\n").toLowerCase();
+  return row.searched;
+}
+
+function answerList(shown) {
+  return element("div", {}, ...shown.map(answerOf));
+}
+
+function answerOf(row) {
+  const ids = element("span", { class: "ids" }, element("bdi", {}, row.doc_id), element("bdi", {}, row.question_id));
+  const said = element("span", { class: "said" }, element("span", { class: "question", dir: "auto" }, row.question ?? ""));
+  if (row.status === "ok") {
+    said.append(element("span", { class: "summary", dir: "auto" }, ...answerSummary(row.answer)));
+  } else {
+    said.append(element("span", { class: "tag bad" }, words(row.status)), " ",
+      element("span", { class: "tag", dir: "auto" }, row.error ?? ""));
+  }
+  if (row.change !== "first" && row.change !== "same") {
+    said.append(element("span", { class: "tag change" }, data.changes[row.change]));
+  }
+  const made = element("details", { class: "answer" }, element("summary", {}, ids, said));
+  made.addEventListener("toggle", () => {
+    if (made.open && made.children.length === 1) made.append(answerBody(row));
+  });
+  return made;
+}
+
+/** The top-level properties of an answer on a line; the JSON itself where it is no object. */
+function answerSummary(text) {
+  const answer = parsed(text);
+  if (answer === null || typeof answer !== "object" || Array.isArray(answer)) return [text];
+  return Object.entries(answer).flatMap(([name, value], place) => [
+    element("span", { class: "key-name" }, `${place ? " · " : ""}${name} `),
+    element("bdi", {}, typeof value === "string" ? value : JSON.stringify(value)),
+  ]);
+}
+
+function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return null; // a text that was cut for this page
+  }
+}
+
+function answerBody(row) {
+  const body = element("div", { class: "body" });
+  const add = (title, text) => body.append(element("h4", {}, title), element("pre", { dir: "auto" }, text));
+  if (row.answer !== null) add("Answer", pretty(row.answer));
+  if (row.before !== null) add("Answer before", pretty(row.before));
+  if (row.error !== null) add("Error", row.error);
+  if (row.raw_text !== null) add("What the model wrote", row.raw_text);
+  const facts = [`status ${words(row.status)}`, data.changes[row.change]];
+  if (row.schema_name !== null) facts.push(`schema ${row.schema_name}`);
+  if (row.prompt_tokens !== null) {
+    facts.push(`${count(row.prompt_tokens)} prompt tokens, ${count(row.cached_tokens)} of them reused`);
+    facts.push(`${count(row.output_tokens)} output tokens`);
+    facts.push(`first token after ${seconds(row.ttft_seconds)} s, end after ${seconds(row.latency_seconds)} s`);
+  }
+  if (row.document_hash !== null) facts.push(`document ${row.document_hash.slice(0, 12)}`);
+  body.append(element("p", { class: "note" }, facts.join("; ")));
+  return body;
+}
+
+function pretty(text) {
+  const value = parsed(text);
+  // Numbers beyond what JavaScript holds exactly would change: such a text stays as it is.
+  return value === null || /\d{16}/.test(text) ? text : JSON.stringify(value, null, 2);
+}
+
+fillChoices(filters.elements.status, "status", words);
+fillChoices(filters.elements.change, "change", (name) => data.changes[name]);
+filters.addEventListener("input", showAnswers);
+filters.addEventListener("submit", (event) => event.preventDefault());
+showDocuments();
+showAnswers();

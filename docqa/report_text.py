@@ -1,0 +1,118 @@
+"""The report of a run as text for a terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from docqa.report_figures import PERCENTILES
+from docqa.wording import duration, row_counts
+
+SHOWN = 10
+SHOWN_SLOWEST = 3
+
+
+def print_report(report: dict[str, Any], console: Console) -> None:
+    """The report for people."""
+    console.print(f"Run {report['run_id']} of {report['job_name']}: {report['status']}", markup=False, style="bold")
+    if report["error"]:
+        console.print(report["error"], markup=False, soft_wrap=True)
+    console.print(_totals(report))
+    _print_latency(report, console)
+    _print_documents(report, console)
+    _print_failures(report, console)
+    _print_changes(report, console)
+
+
+def _totals(report: dict[str, Any]) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(justify="left")
+    table.add_column(justify="right")
+    table.add_column(justify="left", style="dim")
+    table.add_row("rows", f"{report['rows_total']:,}", row_counts(report))
+    for status, count in report["rows_by_status"].items():
+        table.add_row(f"  {status}", f"{count:,}")
+    if report["rows_removed"]:
+        table.add_row("  removed", f"{report['rows_removed']:,}", "by docqa compact; what is listed below lacks them")
+    table.add_row("prompt tokens", f"{report['prompt_tokens']:,}")
+    if report["reused_share"] is not None:
+        table.add_row("  reused", f"{report['cached_tokens']:,}", f"{report['reused_share']:.1%} of prompt tokens")
+        ratio = report["computed_to_minimum"]
+        note = f"{ratio:.3f} of the least possible, {report['minimum_tokens']:,}" if ratio is not None else ""
+        table.add_row("  computed", f"{report['computed_tokens']:,}", note)
+    table.add_row("output tokens", f"{report['output_tokens']:,}", f"{report['forced_tokens']:,} forced by the grammar")
+    if report["seconds"] is not None:
+        speed = f"{report['rows_per_second'] or 0:.2f} rows/s, {report['prompt_tokens_per_second'] or 0:,.0f}"
+        loading = duration(report["load_seconds"] or 0)
+        table.add_row("time", duration(report["seconds"]), f"{speed} prompt tokens/s; {loading} to load")
+    return table
+
+
+def _print_latency(report: dict[str, Any], console: Console) -> None:
+    percentiles = report["percentiles"]
+    if percentiles["latency_seconds_p50"] is None:
+        return
+    console.print("\nSeconds of a row, from its start", style="bold")
+    table = _table("", *("median" if name == "p50" else name for name in PERCENTILES))
+    for column, title in (("ttft_seconds", "to the first token"), ("latency_seconds", "to the end")):
+        values = (percentiles[f"{column}_{name}"] for name in PERCENTILES)
+        table.add_row(title, *("" if value is None else f"{value:.2f}" for value in values))
+    console.print(table)
+    slowest = [
+        f"{row['doc_id']} / {row['question_id']} ({row['latency_seconds']:.2f} s)"
+        for row in report["slowest_rows"][:SHOWN_SLOWEST]
+    ]
+    console.print(f"slowest: {', '.join(slowest)}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _print_documents(report: dict[str, Any], console: Console) -> None:
+    if not report["documents"]:
+        return
+    console.print("\nLargest documents", style="bold")
+    table = _table("document", "rows", "prompt tokens", "minimum", "computed", "reused", "seconds")
+    for entry in report["documents"][:SHOWN]:
+        figures = (f"{entry[name]:,}" for name in
+                   ("rows", "prompt_tokens", "minimum_tokens", "computed_tokens", "cached_tokens"))  # fmt: skip
+        seconds = "" if entry["seconds"] is None else f"{entry['seconds']:.1f}"
+        more = f" and {entry['doc_id_count'] - 1:,} more" if entry["doc_id_count"] > 1 else ""
+        table.add_row(escape(entry["doc_ids"][0] + more), *figures, seconds)
+    console.print(table)
+    if len(report["documents"]) > SHOWN:
+        console.print(f"and {len(report['documents']) - SHOWN:,} more; reuse_by_document lists all", markup=False)
+
+
+def _print_failures(report: dict[str, Any], console: Console) -> None:
+    if not report["failures"]:
+        return
+    console.print("\nFailures by cause, with the first row of each", style="bold")
+    for cause in report["failures"][:SHOWN]:
+        example = f"{cause['doc_id']} / {cause['question_id']}: {cause['error']}"
+        console.print(f"{cause['rows']:,} {cause['status']}: {example}", markup=False, highlight=False, soft_wrap=True)
+    more = report["failures"][SHOWN:]
+    if more:
+        rows = sum(cause["rows"] for cause in more)
+        console.print(f"and {rows:,} rows of {len(more):,} more causes; the view `errors` lists all", markup=False)
+
+
+def _print_changes(report: dict[str, Any], console: Console) -> None:
+    previous = report["previous_run"]
+    if previous is None:
+        return
+    changes = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in report["changes"].items() if count)
+    took = "" if previous["seconds"] is None else f" in {duration(previous['seconds'])}"
+    console.print(f"\nSince run {previous['run_id']}", style="bold", markup=False)
+    console.print(
+        f"it had {row_counts(previous)}, {previous['computed_tokens']:,} tokens computed{took}; "
+        f"rows against their attempt before: {changes or 'none'}",
+        markup=False, highlight=False, soft_wrap=True,
+    )  # fmt: skip
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for title in (first, *others):
+        table.add_column(title, justify="left" if title == first else "right")
+    return table

@@ -1,0 +1,274 @@
+"""`docqa report`: its figures against independent computations from the rows, and the check that they agree."""
+
+import json
+import math
+from collections import Counter
+from datetime import timedelta
+
+import duckdb
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from docqa.report_changes import CHANGES, changed_rows
+from docqa.report_figures import report_of
+from docqa.report_levels import RowTokens, reuse_by_level
+from jobs.store import AnswerStore, RunRecord
+from tests.docqa.report_database import OPENING_TOKENS, START, write_run
+from tests.job_fixtures import sample_rows
+
+TOKENS = ("prompt_tokens", "minimum_tokens", "computed_tokens", "cached_tokens")
+
+
+@pytest.fixture(scope="module")
+def two_nights(tmp_path_factory):
+    """A database of two runs of one job, the second with failures and changed answers."""
+    path = tmp_path_factory.mktemp("report") / "answers.duckdb"
+    write_run(path, "first", documents=6, questions=20)
+    write_run(path, "second", documents=6, questions=20, failing=0.2, changing=0.3, seed=1,
+              start=START + timedelta(days=1))  # fmt: skip
+    return path
+
+
+@pytest.fixture
+def copied(two_nights, tmp_path):
+    """The same in a file of its own, with execute(statement) to tamper with it."""
+    path = tmp_path / "copied.duckdb"
+    path.write_bytes(two_nights.read_bytes())
+
+    def execute(statement):
+        with duckdb.connect(str(path)) as connection:
+            connection.execute(statement)
+
+    return path, execute
+
+
+def answers_of(path, run_id="second"):
+    with duckdb.connect(str(path), read_only=True) as connection:
+        found = connection.execute("SELECT * FROM answers WHERE run_id = ?", [run_id])
+        names = [column[0] for column in found.description]
+        return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+
+
+def test_figures_agree_with_the_rows(two_nights):
+    report = report_of(AnswerStore(two_nights, read_only=True), None)
+    rows = answers_of(two_nights)
+    assert report["run_id"] == "second"
+    assert report["rows_by_status"] == Counter(row["status"] for row in rows)
+    reached = [row for row in rows if row["prompt_tokens"] is not None]
+    assert 0 < len(reached) < len(rows)
+    for column in ("ttft_seconds", "latency_seconds"):
+        seconds = [row[column] for row in reached]
+        for name, share in (("p50", 50), ("p90", 90), ("p95", 95), ("p99", 99), ("max", 100)):
+            assert report["percentiles"][f"{column}_{name}"] == pytest.approx(np.percentile(seconds, share))
+        assert report["latency_curve"][column] == pytest.approx(np.percentile(seconds, range(101)))
+    slowest = sorted(reached, key=lambda row: -row["latency_seconds"])[:10]
+    found = [(row["doc_id"], row["question_id"]) for row in report["slowest_rows"]]
+    assert found == [(row["doc_id"], row["question_id"]) for row in slowest]
+    for document in report["documents"]:
+        own = [row for row in rows if row["document_hash"] == document["document_hash"]]
+        assert (document["rows"], document["doc_ids"]) == (len(own), [own[0]["doc_id"]])
+        ended = [row for row in own if row["prompt_tokens"] is not None]
+        started = min(row["answered_at"] - timedelta(seconds=row["latency_seconds"]) for row in ended)
+        took = max(row["answered_at"] for row in ended) - started
+        assert document["seconds"] == pytest.approx(took.total_seconds(), abs=1e-4)
+    for name in TOKENS:
+        total = sum(row[name] for row in reached)
+        assert report[name] == total
+        assert sum(level[name] for level in report["levels"]) == total
+        assert sum(document[name] for document in report["documents"]) == total
+        assert all(sum(level[name] for level in d["levels"]) == d[name] for d in report["documents"])
+
+
+def test_levels_are_the_parts_of_the_prompts(two_nights):
+    report = report_of(AnswerStore(two_nights, read_only=True), "first")
+    levels = {level["level"]: level for level in report["levels"]}
+    documents = sum(400 * (1 + d) for d in range(6))
+    assert levels["all"] | {"level": ""} == {
+        "level": "", "rows": 120, "prompt_tokens": 120 * OPENING_TOKENS, "minimum_tokens": OPENING_TOKENS,
+        "computed_tokens": OPENING_TOKENS, "cached_tokens": 119 * OPENING_TOKENS,
+    }  # fmt: skip
+    assert levels["document"]["computed_tokens"] == documents
+    assert levels["document"]["prompt_tokens"] == 20 * documents
+    assert levels["row"]["cached_tokens"] == 0
+
+
+@st.composite
+def prompt_trees(draw):
+    """Prompts of an opening, a document and a question, with the tokens of each row's parts."""
+    token = st.integers(0, 2)
+    texts = st.lists(token, min_size=1, max_size=5)
+    openings = {f"schema{n}": draw(texts) for n in range(draw(st.integers(1, 2)))}
+    documents = {f"document{n}": draw(texts) for n in range(draw(st.integers(1, 4)))}
+    rows = []
+    for schema, opening in openings.items():
+        for number, (name, text) in enumerate(documents.items()):
+            # A mark of its own parts schemas, documents and questions, as the words of a real prompt do.
+            begin = [*opening, 10 + len(opening), *([] if schema == "schema0" else [9]), *text, 20 + number]
+            for _ in range(draw(st.integers(1, 4))):
+                rows.append((schema, name, (*begin, *draw(texts))))
+    return sorted(rows, key=lambda row: row[2]), draw(st.floats(0, 1))
+
+
+@given(prompt_trees())
+def test_openings_are_those_of_the_tokens(tree):
+    prompts, kept = tree
+    rows = []
+    for place, (schema, name, prompt) in enumerate(prompts):
+        shared = common_prefix([prompts[place - 1][2], prompt]) if place else 0
+        cached = math.floor(shared * kept)
+        rows.append(RowTokens(schema, name, len(prompt), cached, len(prompt) - shared))
+    levels, by_document = reuse_by_level(rows)
+    for name, attribute in (("prompt_tokens",) * 2, ("minimum_tokens",) * 2, ("cached_tokens",) * 2):
+        assert sum(level[name] for level in levels) == sum(getattr(row, attribute) for row in rows)
+        assert sum(level[name] for own in by_document.values() for level in own) == sum(lv[name] for lv in levels)
+    assert sum(level["computed_tokens"] for level in levels) == sum(r.prompt_tokens - r.cached_tokens for r in rows)
+    if len(prompts) > 1:
+        assert levels[0]["prompt_tokens"] == len(prompts) * common_prefix([prompt for _, _, prompt in prompts])
+    # Down to what is a row's own: what the rows of a schema and document share.
+    expected_own = 0
+    for key in {(schema, name) for schema, name, _ in prompts}:
+        same = [prompt for *found, prompt in prompts if tuple(found) == key]
+        above = [prompt for schema, _, prompt in prompts if schema == key[0]]
+        shared = [common_prefix(group) for group in (same, above, [p for *_, p in prompts]) if len(group) > 1]
+        expected_own += sum(len(prompt) - max(shared, default=0) for prompt in same)
+    assert levels[-1]["prompt_tokens"] == expected_own
+
+
+def common_prefix(prompts):
+    """How many first tokens all of the prompts share, the obvious way."""
+    length = 0
+    while all(len(prompt) > length for prompt in prompts) and len({prompt[length] for prompt in prompts}) == 1:
+        length += 1
+    return length
+
+
+def test_failures_are_grouped_by_cause(two_nights):
+    report = report_of(AnswerStore(two_nights, read_only=True), "second")
+    failed = [row for row in answers_of(two_nights) if row["status"] != "ok"]
+    assert {cause["status"]: cause["rows"] for cause in report["failures"]} == Counter(row["status"] for row in failed)
+    for cause in report["failures"]:
+        first = min((row["doc_id"], row["question_id"]) for row in failed if row["status"] == cause["status"])
+        assert (cause["doc_id"], cause["question_id"]) == first
+        assert cause["error"] in {row["error"] for row in failed}
+
+
+def test_changes_are_against_the_attempt_before(two_nights):
+    before = {(row["doc_id"], row["question_id"]): row for row in answers_of(two_nights, "first")}
+    expected = {}
+    for row in answers_of(two_nights):
+        key = (row["doc_id"], row["question_id"])
+        old = before[key]["answer"]
+        if row["status"] != "ok":
+            expected[key] = ("broken", old)
+        else:
+            expected[key] = ("same", None) if row["answer"] == old else ("changed", old)
+    store = AnswerStore(two_nights, read_only=True)
+    with store.reading() as connection:
+        assert changed_rows(connection, "second") == expected
+        assert changed_rows(connection, "first") == {}
+    counts = Counter(change for change, _ in expected.values())
+    assert {"same", "changed", "broken"} <= counts.keys()
+    assert report_of(store, "second")["changes"] == dict.fromkeys(CHANGES, 0) | counts
+    assert report_of(store, "first")["changes"]["first"] == 120
+
+
+def test_the_previous_run_is_of_the_same_job_and_took_on_rows(tmp_path):
+    path = tmp_path / "answers.duckdb"
+    write_run(path, "mine", documents=2, questions=2)
+    write_run(path, "other", documents=2, questions=2, start=START + timedelta(days=1), job_name="other")
+    store = AnswerStore(path)
+    store.begin_run(RunRecord(run_id="idle", job_name="contracts-nightly", started_at=START + timedelta(days=2)))
+    write_run(path, "now", documents=2, questions=2, start=START + timedelta(days=3))
+    assert report_of(store, "now")["previous_run"]["run_id"] == "mine"
+    assert report_of(store, "mine")["previous_run"] is None
+    # The attempt before is the other job's, the last of each key.
+    assert report_of(store, "now")["changes"]["same"] == 4
+
+
+def test_text_names_percentiles_slowest_rows_causes_and_changes(docqa, two_nights):
+    status, out, err = docqa("report", two_nights)
+    report = json.loads(docqa("report", two_nights, "--json")[1])
+    assert (status, err) == (0, "")
+    for name in ("p50", "p90", "p95", "p99", "max"):
+        assert f"{report['percentiles'][f'latency_seconds_{name}']:.2f}" in out
+    slowest = report["slowest_rows"][0]
+    assert f"slowest: {slowest['doc_id']} / {slowest['question_id']}" in out
+    for cause in report["failures"]:
+        assert f"{cause['rows']} {cause['status']}: {cause['doc_id']} / {cause['question_id']}:" in out
+    assert f"{report['changes']['changed']} changed" in out
+
+
+def test_check_of_a_sound_database(docqa, two_nights):
+    status, out, err = docqa("report", two_nights, "--check")
+    assert (status, err) == (0, "")
+    assert out.endswith("rows, totals and reports of 2 runs agree\n")
+    assert json.loads(docqa("report", two_nights, "--check", "--json")[1]) == {"runs": 2, "violations": []}
+    assert docqa("report", two_nights, "--check", "--quiet") == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("UPDATE runs SET cached_tokens = cached_tokens + 1 WHERE run_id = 'first'", "cached_tokens"),
+        ("DELETE FROM answers WHERE run_id = 'second' AND doc_id = 'contract-003'", "sum up"),
+        ("UPDATE answers SET status = 'ok' WHERE run_id = 'second' AND status = 'failed'", "without an answer"),
+        ("UPDATE answers SET computed_tokens = computed_tokens + 5 WHERE question_id = 'q01'", "not the prompt's"),
+        ("UPDATE answers SET document_hash = NULL WHERE doc_id = 'contract-001'", "documents' prompt_tokens"),
+    ],
+)
+def test_check_finds_what_does_not_agree(docqa, copied, statement, said):
+    path, execute = copied
+    execute(statement)
+    status, out, _ = docqa("report", path, "--check", "--json")
+    assert status == 3
+    violations = json.loads(out)["violations"]
+    assert any(said in sentence for sentence in violations), violations
+
+
+def test_check_says_a_line_for_each_thing(docqa, copied):
+    path, execute = copied
+    execute("UPDATE runs SET rows_ok = 7 WHERE run_id = 'first'")
+    status, out, err = docqa("report", path, "--check")
+    assert (status, err) == (3, "")
+    assert out.splitlines()[0] == "run first: rows_ok is 7, but its rows sum up to 120"
+
+
+def test_check_after_compact(docqa, copied):
+    path, _ = copied
+    assert docqa("compact", path, "--keep-attempts", 1, "--quiet")[0] == 0
+    report = json.loads(docqa("report", path, "--run", "first", "--json")[1])
+    assert report["rows_removed"] > 0
+    assert docqa("report", path, "--check")[0] == 0
+    assert "removed" in docqa("report", path, "--run", "first")[1]
+
+
+def test_a_real_run_agrees(docqa, make_job, tmp_path):
+    path = make_job(sample_rows(3, 4))
+    assert docqa("run", path, "--quiet")[0] == 0
+    database = tmp_path / "answers.duckdb"
+    assert docqa("report", database, "--check")[0] == 0
+    report = json.loads(docqa("report", database, "--json")[1])
+    for level in report["levels"]:
+        assert level["computed_tokens"] == level["minimum_tokens"]
+    assert report["levels"][0]["computed_tokens"] * 12 == report["levels"][0]["prompt_tokens"] > 0
+    assert sum(part["rows_ok"] for part in report["timeline"]["intervals"]) == 12
+    assert 0 < report["timeline"]["first_answer_seconds"] <= report["timeline"]["seconds"]
+
+
+def test_a_user_s_mistakes_are_one_sentence(docqa, two_nights, tmp_path):
+    for arguments, said in [
+        ((tmp_path / "none.duckdb",), "does not exist"),
+        ((two_nights, "--run", "third"), "it has second, first"),
+        ((two_nights, "--check", "--run", "third"), "it has second, first"),
+        ((two_nights, "--html", tmp_path / "none" / "page.html"), "No such file or directory"),
+        ((two_nights, "--html", two_nights), "is the database"),
+        ((two_nights, "--html", tmp_path), "can't be written"),
+        ((two_nights, "--html", tmp_path / "page.html", "--check"), "give one of them"),
+    ]:
+        status, out, err = docqa("report", *arguments)
+        assert (status, out) == (2, "")
+        assert said in err
+        assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
