@@ -15,8 +15,12 @@ from engine.work_list import WorkItem
 class AttentionBackend(Protocol):
     """Executes a work list. `prepare` once a step, then `run` once a layer."""
 
+    @property
+    def fuses_rotation(self) -> bool:
+        """Whether rotation and KV write are one Triton kernel before `run`, see `engine.step_attention`."""
+
     def prepare(self, items: Sequence[WorkItem], positions: Tensor) -> None:
-        """Take the step's items. `positions` [rows] of all query rows."""
+        """Take the step's items. `positions` [rows] of all query rows, on the CPU."""
 
     def run(self, layer: int, query: Tensor, cache: KVCache) -> Tensor:
         """Attention of `query` [rows, heads, head_size] over the layer's keys and values; the same shape."""

@@ -7,6 +7,7 @@ import logging
 import torch
 
 from engine import attention_native
+from engine import triton as triton_kernels
 from engine.attention import AttentionBackend
 from engine.attention_cpu import CpuAttention
 from engine.attention_native import NativeAttention
@@ -16,7 +17,7 @@ from engine.model_config import ModelConfig
 
 logger = logging.getLogger(__name__)
 
-BACKENDS = ("auto", "native", "torch", "reference")
+BACKENDS = ("auto", "native", "torch", "triton", "reference")
 
 
 def make_attention(
@@ -31,6 +32,10 @@ def make_attention(
     reason = "it runs on the CPU only"
     if device == "cpu":
         reason = attention_native.unavailable_reason(dtype, config.heads, config.kv_heads, config.head_size) or ""
+    if config.attention_soft_cap is not None:
+        reason = reason or "it has no soft caps on attention scores"
+        if name == "torch":
+            raise ModelError("The torch attention backend has no soft caps, which this model needs; use auto.")
     if name == "native" and reason:
         raise ModelError(f"The native attention backend can't run here: {reason}; use auto.")
     if deterministic:
@@ -41,10 +46,33 @@ def make_attention(
         return NativeAttention(
             scale=config.attention_scale, windows=config.windows, page_size=page_size, split_keys=False
         )
-    chosen: type[NativeAttention] | type[CpuAttention] | type[ReferenceAttention] = ReferenceAttention
-    if name == "native" or (name == "auto" and not reason):
-        chosen = NativeAttention
-    elif name == "torch" or (name == "auto" and device == "cpu"):
+    if name == "reference" or (config.attention_soft_cap is not None and name == "auto" and device == "cpu"):
+        return ReferenceAttention(
+            scale=config.attention_scale,
+            windows=config.windows,
+            page_size=page_size,
+            soft_cap=config.attention_soft_cap,
+        )
+    if name == "triton" or (name == "auto" and device != "cpu"):
+        return _make_triton(config, page_size, device)
+    chosen: type[NativeAttention] | type[CpuAttention] = NativeAttention
+    if name == "torch" or reason:
         logger.debug("attention runs without native kernels: %s", reason or "asked for")
         chosen = CpuAttention
     return chosen(scale=config.attention_scale, windows=config.windows, page_size=page_size)
+
+
+def _make_triton(config: ModelConfig, page_size: int, device: str) -> AttentionBackend:
+    reason = triton_kernels.unavailable_reason(device)
+    if reason is None:
+        from engine import attention_triton  # not at the top: Triton is there on Linux only
+
+        reason = attention_triton.unavailable_reason(config.heads, config.kv_heads, config.head_size)
+    if reason is not None:
+        raise ModelError(f"The Triton attention backend can't run here: {reason}; or set model.device to cpu.")
+    return attention_triton.TritonAttention(
+        scale=config.attention_scale,
+        windows=config.windows,
+        page_size=page_size,
+        soft_cap=config.attention_soft_cap,
+    )

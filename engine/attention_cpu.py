@@ -53,6 +53,8 @@ class _Batch:
 class CpuAttention:
     """`windows[layer]` is the number of most recent keys a row sees (itself included), or None for all."""
 
+    fuses_rotation = False
+
     def __init__(self, *, scale: float, windows: Sequence[int | None], page_size: int) -> None:
         self._scale = scale
         self._windows = windows
@@ -98,7 +100,7 @@ class CpuAttention:
         window: int | None,
         partials: PartialOutputs,
     ) -> None:
-        if window is not None and int(item.positions[-1]) - item.first_key >= window:
+        if window is not None and int(item.positions.max()) - item.first_key >= window:
             self._run_windowed(item, query, keys, values, window, partials)
             return
         earlier = keys.shape[1] if item.first_position is None else item.first_position - item.first_key

@@ -13,10 +13,18 @@ from engine.work_list import WorkItem
 
 
 class ReferenceAttention:
-    """`windows[layer]` is the number of most recent keys a row sees (itself included), or None for all."""
+    """`windows[layer]` is the number of most recent keys a row sees (itself included), or None for all.
 
-    def __init__(self, *, scale: float, windows: Sequence[int | None], page_size: int) -> None:
+    `soft_cap` c turns scores s into c tanh(s / c), as Gemma 2 does.
+    """
+
+    fuses_rotation = False
+
+    def __init__(
+        self, *, scale: float, windows: Sequence[int | None], page_size: int, soft_cap: float | None = None
+    ) -> None:
         self._scale = scale
+        self._soft_cap = soft_cap
         self._windows = windows
         self._page_size = page_size
         self._items: Sequence[WorkItem] = ()
@@ -40,7 +48,9 @@ class ReferenceAttention:
             keys = keys.repeat_interleave(group, dim=0)  # [heads, keys, head_size]
             values = values.repeat_interleave(group, dim=0)
             scores = torch.einsum("rhd,hkd->rhk", query[row_range].float(), keys) * self._scale
-            row_positions = self._positions[row_range]
+            if self._soft_cap is not None:
+                scores = self._soft_cap * torch.tanh(scores / self._soft_cap)
+            row_positions = self._positions[row_range].to(query.device)
             key_positions = torch.arange(item.first_key, item.first_key + item.key_count, device=query.device)
             hidden = key_positions[None, :] > row_positions[:, None]
             window = self._windows[layer]

@@ -1,7 +1,7 @@
-"""The forward pass of Llama, Mistral, Qwen2 and Qwen3; attention itself is the caller's."""
+"""The forward pass of Llama, Mistral, Qwen2, Qwen3 and Gemma 3; attention itself is the caller's."""
 
 from collections.abc import Callable
-from functools import partial
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as functional
@@ -9,20 +9,34 @@ from torch import Tensor
 
 from engine.linear import Linear
 from engine.model_config import ModelConfig
-from engine.native.row_operations import add_rms_norm, rotate, silu_multiply
+from engine.native.row_operations import rotate
 from engine.rotary import Rotary
+from engine.row_operations import RowOperations, choose_row_operations
 from engine.weights import DecoderWeights, LayerWeights
 
 # (layer, query [T, heads, head_size], key [T, kv_heads, head_size], value, as key) -> [T, heads, head_size].
 # It writes key and value to the cache and attends; the tensors are its own to keep until the layer ends.
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": functional.silu,
-    "swish": functional.silu,
-    "gelu": functional.gelu,
-    "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh"),
-}
+
+@runtime_checkable
+class RotatingAttend(Protocol):
+    """An `Attend` that can also take the heads before their norms and rotation, and do those itself."""
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """See `Attend`."""
+
+    def rotate_and_attend(
+        self,
+        layer: int,
+        heads: Tensor,
+        cosine: Tensor,
+        sine: Tensor,
+        norms: tuple[Tensor, Tensor] | None,
+        epsilon: float,
+    ) -> Tensor:
+        """`heads` [T, heads + 2 kv_heads, head_size] are queries, keys and values; `cosine` and `sine` those of
+        `Rotary.angles`, `norms` the weights of query and key norms. Returns [T, heads, head_size]."""
 
 
 class Decoder:
@@ -31,12 +45,16 @@ class Decoder:
     Call it under `torch.inference_mode()`. It keeps nothing between calls.
     """
 
-    def __init__(self, config: ModelConfig, weights: DecoderWeights):
+    def __init__(self, config: ModelConfig, weights: DecoderWeights, operations: RowOperations | None = None):
         """`weights` becomes the decoder's own: its matrices are reordered for the native kernel where that runs."""
         self.config = config
         self.weights = weights
-        self._rotary = Rotary(config.rope, config.head_size, weights.device)
-        self._activate = _ACTIVATIONS[config.activation]
+        self._operations = operations or choose_row_operations(weights.device)
+        ropes = list(dict.fromkeys(config.ropes))
+        self._rotaries = [Rotary(rope, config.head_size, weights.device) for rope in ropes]
+        self._rotary_of_layer = [ropes.index(rope) for rope in config.ropes]
+        # Rounded as the embedding is, which is how the models were trained.
+        self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=weights.dtype))
         self._query_size = config.heads * config.head_size
         self._kv_size = config.kv_heads * config.head_size
         for layer in weights.layers:
@@ -53,21 +71,29 @@ class Decoder:
         is computed for the others. `attend` is called once a layer, in order.
         """
         hidden = functional.embedding(token_ids, self.weights.embedding)
-        cosine, sine = self._rotary.angles(positions)
+        if self._embedding_scale != 1.0:
+            hidden *= self._embedding_scale
+        angles = [rotary.angles(positions) for rotary in self._rotaries]
+        attention: Callable[..., Tensor] = (
+            self._fused_attention if isinstance(attend, RotatingAttend) else self._attention
+        )
         addend = None
         last = self.config.layers - 1
         for index, layer in enumerate(self.weights.layers):
             normed = self._add_norm(hidden, addend, layer.attention_norm)
-            attended = self._attention(index, layer, normed, cosine, sine, attend)
+            attended = attention(index, layer, normed, *angles[self._rotary_of_layer[index]], attend)
             if index == last and needed_rows is not None:
                 attended, hidden = attended[needed_rows], hidden[needed_rows]
-            addend = self._mlp(layer, self._add_norm(hidden, layer.output(attended), layer.mlp_norm))
+            addend = self._output_norm(layer.output(attended), layer.attention_output_norm)
+            addend = self._mlp(layer, self._add_norm(hidden, addend, layer.mlp_norm))
+            addend = self._output_norm(addend, layer.mlp_output_norm)
         return self._add_norm(hidden, addend, self.weights.final_norm)
 
     @property
     def has_partial_logits(self) -> bool:
-        """Whether the head's rows can be picked: a tied head has them in the embedding, others only reordered."""
-        return self.config.tied_embeddings
+        """Whether the head's rows can be picked, and should: a tied head has them in the embedding, others only
+        reordered, and a GPU has all logits sooner than it could pick rows."""
+        return self.config.tied_embeddings and self.weights.device.type == "cpu"
 
     @property
     def partial_logits_are_exact(self) -> bool:
@@ -85,7 +111,9 @@ class Decoder:
             head = Linear(self.weights.embedding[token_ids])
             if self.weights.head.is_packed:
                 head.pack()
-        return head(hidden, torch.float32)
+        logits = head(hidden, torch.float32)
+        cap = self.config.logit_soft_cap
+        return logits if cap is None else (logits / cap).tanh_().mul_(cap)
 
     def _attention(
         self, index: int, layer: LayerWeights, normed: Tensor, cosine: Tensor, sine: Tensor, attend: Attend
@@ -103,17 +131,29 @@ class Decoder:
         attended = attend(index, query, key, value.view(tokens, config.kv_heads, config.head_size))
         return attended.reshape(tokens, self._query_size)
 
+    def _fused_attention(
+        self, index: int, layer: LayerWeights, normed: Tensor, cosine: Tensor, sine: Tensor, attend: RotatingAttend
+    ) -> Tensor:
+        config, tokens = self.config, normed.shape[0]
+        norms = None
+        if layer.query_norm is not None and layer.key_norm is not None:
+            norms = layer.query_norm, layer.key_norm
+        heads = layer.qkv(normed).view(tokens, config.heads + 2 * config.kv_heads, config.head_size)
+        attended = attend.rotate_and_attend(index, heads, cosine, sine, norms, config.norm_epsilon)
+        return attended.view(tokens, self._query_size)
+
     def _mlp(self, layer: LayerWeights, normed: Tensor) -> Tensor:
-        gate_up = layer.gate_up(normed)
-        if self.config.activation in ("silu", "swish"):
-            return layer.down(silu_multiply(gate_up))
-        gate, up = gate_up.chunk(2, dim=-1)
-        return layer.down(self._activate(gate).mul_(up))
+        return layer.down(self._operations.gate(layer.gate_up(normed), self.config.activation))
 
     def _add_norm(self, hidden: Tensor, addend: Tensor | None, weight: Tensor) -> Tensor:
         """Add `addend` to `hidden` in place, and norm the sum."""
-        return add_rms_norm(hidden, addend, weight, self.config.norm_epsilon)
+        return self._operations.add_rms_norm(hidden, addend, weight, self.config.norm_epsilon)
+
+    def _output_norm(self, addend: Tensor, weight: Tensor | None) -> Tensor:
+        return addend if weight is None else self._add_norm(addend, None, weight)
 
     def _norm(self, rows: Tensor, weight: Tensor) -> Tensor:
         """RMSNorm over the last dimension (Zhang and Sennrich, 2019): fp32 inside, the dtype of `rows` outside."""
+        if weight.dtype != rows.dtype:
+            return functional.rms_norm(rows.float(), weight.shape, weight, self.config.norm_epsilon).to(rows.dtype)
         return functional.rms_norm(rows, (weight.shape[0],), weight, self.config.norm_epsilon)

@@ -25,8 +25,13 @@ from engine.step import Step
 from engine.token_draw import TokenDraw
 
 if TYPE_CHECKING:
+    from engine.attention import AttentionBackend
     from engine.model_config import ModelConfig
+    from engine.padded_decode import PaddedDecode
 
+
+GRAPH_ROWS_A_SEQUENCE = 4
+"""Decoding steps of up to this many rows a sequence, drafts included, are CUDA graphs; larger ones gain little."""
 
 DETERMINISTIC_ROW_BLOCK = 64
 """Rows of every matrix product in deterministic mode: another number of rows may be summed in another order."""
@@ -52,6 +57,7 @@ class EngineSettings:
     reuse: bool = True  # share computed prefixes between requests
     share_prefixes: bool = True  # rows with common pages read them as one attention item
     drafts: bool = True  # guess tokens that the grammar forces or the prompt has, and check them all at once
+    graphs: bool = True  # on a GPU, replay decoding steps as CUDA graphs
     deterministic: bool = False  # the same bits for a row whatever the batch, order, chunks, cache and drafts
     attention: str = "auto"  # the fastest that runs here, or "native", "torch", "triton", "reference"
 
@@ -71,6 +77,7 @@ class EngineStatistics:
     accepted_tokens: int = 0  # of the drafted
     prefill_seconds: float = 0.0  # steps that computed any prompt token
     decode_seconds: float = 0.0  # steps that did not
+    mask_seconds: float = 0.0  # of both, to write the masks of grammars
 
 
 class Engine:
@@ -113,6 +120,7 @@ class Engine:
             vocabulary_size=config.vocabulary_size,
             share_prefixes=share_prefixes,
             row_block=row_block,
+            padded=self._padded_decode(model, kv_cache, attention),
         )
         drafter = None
         if settings.drafts:
@@ -180,6 +188,17 @@ class Engine:
             assert counts.in_use == 0, "pages are in use although nothing runs"
             assert all(node.planned == 0 and node.locks == 0 for node in self.cache.nodes())
 
+    def _padded_decode(self, model: Model, cache: KVCache, attention: AttentionBackend) -> PaddedDecode | None:
+        """Decoding steps as CUDA graphs, on a GPU unless the settings say no."""
+        if not self.settings.graphs or cache.keys.device.type != "cuda" or not attention.fuses_rotation:
+            return None
+        from engine.attention_triton import TritonAttention  # not at the top: Triton is there on Linux only
+        from engine.padded_decode import PaddedDecode
+
+        assert isinstance(attention, TritonAttention)
+        rows = min(self.settings.step_tokens, GRAPH_ROWS_A_SEQUENCE * self.settings.max_rows)
+        return PaddedDecode(model.forward, self.config, cache, attention, most_rows=rows, replay=True)
+
     def _reason_not_to_run(self, request: Request, max_output_tokens: int) -> str | None:
         prompt_tokens, context = len(request.prompt), self.config.context_length
         if prompt_tokens + request.shortest_answer_tokens > context:
@@ -236,6 +255,7 @@ class Engine:
         statistics.preemptions = self._scheduler.preemptions
         statistics.drafted_tokens = self._token_draw.counts.drafted
         statistics.accepted_tokens = self._token_draw.counts.accepted
+        statistics.mask_seconds = self._token_draw.counts.mask_seconds
         if step.prompt_rows:
             statistics.prefill_seconds += seconds
         else:

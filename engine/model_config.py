@@ -9,13 +9,22 @@ from typing import Any
 
 from engine.errors import ModelError
 
-SUPPORTED_FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+SUPPORTED_FAMILIES = {
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "gemma3_text": "Gemma 3 (text only)",
+}
 SUPPORTED_ACTIVATIONS = ("silu", "swish", "gelu", "gelu_pytorch_tanh")
 SUPPORTED_ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 
-# Qwen3Config and MistralConfig of transformers give these when config.json leaves the key out.
-_QWEN3_HEAD_SIZE = 128
+# The configuration classes of transformers give these when config.json leaves the key out.
+_HEAD_SIZES = {"qwen3": 128, "gemma3_text": 256}
 _MISTRAL_WINDOW = 4096
+_GEMMA_WINDOW = 4096
+_GEMMA_WINDOW_PATTERN = 6  # every sixth layer sees everything
+_GEMMA_THETAS = {"full_attention": 1_000_000.0, "sliding_attention": 10_000.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +50,9 @@ class RopeConfig:
 class ModelConfig:
     """Shape and variants of one decoder-only model.
 
-    `windows` has one entry a layer: None attends to everything before a token, a number W to the last W keys,
-    the token's own among them. `stored_dtype` is what config.json says of the weights ("bfloat16", ...).
+    `windows` and `ropes` have one entry a layer. A window of None attends to everything before a token, a number W to
+    the last W keys, the token's own among them. A soft cap c turns values x into c tanh(x / c). `stored_dtype` is what
+    config.json says of the weights ("bfloat16", ...).
     """
 
     architecture: str
@@ -56,7 +66,7 @@ class ModelConfig:
     norm_epsilon: float
     attention_scale: float
     windows: tuple[int | None, ...]
-    rope: RopeConfig
+    ropes: tuple[RopeConfig, ...]
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
@@ -65,6 +75,16 @@ class ModelConfig:
     context_length: int
     activation: str
     stored_dtype: str
+    embedding_scale: float = 1.0
+    sandwich_norms: bool = False  # attention and MLP are normed before and after
+    norm_offset: float = 0.0  # added to the stored weights of every norm
+    attention_soft_cap: float | None = None
+    logit_soft_cap: float | None = None
+
+    @property
+    def rope(self) -> RopeConfig:
+        """The rotary positions of the layers that see everything: those of the last layer."""
+        return self.ropes[-1]
 
     @classmethod
     def from_folder(cls, folder: Path | str) -> "ModelConfig":
@@ -91,20 +111,23 @@ class ModelConfig:
                 f"{where}: num_attention_heads ({heads}) is not a multiple of num_key_value_heads ({kv_heads}); "
                 "the file is damaged or belongs to another model."
             )
-        head_size = reader.positive_integer(
-            "head_dim", default=_QWEN3_HEAD_SIZE if architecture == "qwen3" else hidden_size // heads
-        )
+        head_size = reader.positive_integer("head_dim", default=_HEAD_SIZES.get(architecture, hidden_size // heads))
         if head_size % 2:
             raise ModelError(f"{where}: head_dim is {head_size}, but rotary positions need an even one.")
         layers = reader.positive_integer("num_hidden_layers")
         context_length = reader.positive_integer("max_position_embeddings")
-        activation = values.get("hidden_act") or "silu"
+        is_gemma = architecture == "gemma3_text"
+        activation_key = "hidden_activation" if is_gemma else "hidden_act"
+        activation = values.get(activation_key) or ("gelu_pytorch_tanh" if is_gemma else "silu")
         if activation not in SUPPORTED_ACTIVATIONS:
             raise ModelError(
-                f"{where}: hidden_act {activation!r} is not supported; it must be one of "
+                f"{where}: {activation_key} {activation!r} is not supported; it must be one of "
                 f"{', '.join(SUPPORTED_ACTIVATIONS)}."
             )
         attention_bias = bool(values.get("attention_bias", False))
+        if is_gemma and values.get("use_bidirectional_attention"):
+            raise ModelError(f"{where}: use_bidirectional_attention makes this no model that writes text.")
+        scalar = reader.number("query_pre_attn_scalar", default=256) if is_gemma else head_size
         return cls(
             architecture=architecture,
             vocabulary_size=reader.positive_integer("vocab_size"),
@@ -115,18 +138,23 @@ class ModelConfig:
             head_size=head_size,
             intermediate_size=reader.positive_integer("intermediate_size"),
             norm_epsilon=reader.number("rms_norm_eps", default=1e-6),
-            attention_scale=head_size**-0.5,
+            attention_scale=scalar**-0.5,
             windows=_windows(values, architecture, layers, context_length, where),
-            rope=_rope(values, context_length, where),
+            ropes=_ropes(values, architecture, layers, context_length, where),
             # Qwen2 always has biases on q, k and v and never on the output; Mistral never has any.
             qkv_bias=architecture == "qwen2" or (attention_bias and architecture != "mistral"),
-            output_bias=attention_bias and architecture in ("llama", "qwen3"),
+            output_bias=attention_bias and architecture in ("llama", "qwen3", "gemma3_text"),
             mlp_bias=bool(values.get("mlp_bias", False)) and architecture == "llama",
-            qk_norm=architecture == "qwen3",
-            tied_embeddings=bool(values.get("tie_word_embeddings", False)),
+            qk_norm=architecture in ("qwen3", "gemma3_text"),
+            tied_embeddings=bool(values.get("tie_word_embeddings", is_gemma)),
             context_length=context_length,
             activation=activation,
             stored_dtype=str(values.get("dtype") or values.get("torch_dtype") or "float32"),
+            embedding_scale=hidden_size**0.5 if is_gemma else 1.0,
+            sandwich_norms=is_gemma,
+            norm_offset=1.0 if is_gemma else 0.0,
+            attention_soft_cap=reader.optional_number("attn_logit_softcapping") if is_gemma else None,
+            logit_soft_cap=reader.optional_number("final_logit_softcapping") if is_gemma else None,
         )
 
 
@@ -190,6 +218,9 @@ class _Reader:
             )
         return value
 
+    def optional_number(self, key: str) -> float | None:
+        return None if self.values.get(key) is None else self.number(key)
+
     def positive_integer(self, key: str, default: int | None = None) -> int:
         value = self.number(key, default)
         if value != int(value):
@@ -213,10 +244,12 @@ def _refuse_other_heads_and_quantisation(values: Mapping[str, Any], where: str) 
 def _windows(
     values: Mapping[str, Any], architecture: str, layers: int, context_length: int, where: str
 ) -> tuple[int | None, ...]:
-    """The sliding window of each layer, by the rules of MistralConfig, Qwen2Config and Qwen3Config of transformers."""
+    """The sliding window of each layer, by the rules of the configuration classes of transformers."""
     window = None
     if architecture == "mistral":
         window = values.get("sliding_window", _MISTRAL_WINDOW)
+    elif architecture == "gemma3_text":
+        window = values.get("sliding_window", _GEMMA_WINDOW)
     elif architecture in ("qwen2", "qwen3") and values.get("use_sliding_window", False):
         window = values.get("sliding_window", 4096)
     # A window as long as the context hides nothing: without it the cheaper unwindowed path is taken.
@@ -226,15 +259,51 @@ def _windows(
         raise ModelError(f"{where}: sliding_window must be a positive whole number, not {window!r}.")
     if architecture == "mistral":
         return (window,) * layers
+    kinds = _layer_types(values, architecture, layers, where)
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _layer_types(values: Mapping[str, Any], architecture: str, layers: int, where: str) -> list[str]:
+    """Which layers slide, of the families where some do: given, or Qwen's later layers, or all but Gemma's nth."""
     layer_types = values.get("layer_types")
     if layer_types is None:
-        first_windowed = values.get("max_window_layers", 28)
-        return tuple(window if layer >= first_windowed else None for layer in range(layers))
+        if architecture == "gemma3_text":
+            pattern = _Reader(values, where).positive_integer("sliding_window_pattern", default=_GEMMA_WINDOW_PATTERN)
+            slides = [(layer + 1) % pattern != 0 for layer in range(layers)]
+        else:
+            first_windowed = values.get("max_window_layers", 28)
+            slides = [layer >= first_windowed for layer in range(layers)]
+        return ["sliding_attention" if slide else "full_attention" for slide in slides]
     if len(layer_types) != layers or set(layer_types) - {"sliding_attention", "full_attention"}:
         raise ModelError(
             f"{where}: layer_types must name sliding_attention or full_attention for each of the {layers} layers."
         )
-    return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
+    return list(layer_types)
+
+
+def _ropes(
+    values: Mapping[str, Any], architecture: str, layers: int, context_length: int, where: str
+) -> tuple[RopeConfig, ...]:
+    """The rotary settings of each layer: one for all, but Gemma's sliding layers have their own.
+
+    Gemma's are `rope_parameters` by kind of layer (transformers 5), or `rope_theta` with `rope_scaling` and
+    `rope_local_base_freq` (before).
+    """
+    if architecture != "gemma3_text":
+        return (_rope(values, context_length, where),) * layers
+    given = values.get("rope_parameters") or {}
+    by_kind = {}
+    for kind, theta_key in (("full_attention", "rope_theta"), ("sliding_attention", "rope_local_base_freq")):
+        parameters = given.get(kind) if isinstance(given, dict) else given
+        if parameters is not None and not isinstance(parameters, dict):
+            raise ModelError(f"{where}: rope_parameters must have an object for {kind}, not {parameters!r}.")
+        settings = dict(parameters or {})
+        if parameters is None and kind == "full_attention":
+            settings.update(values.get("rope_scaling") or {})
+        if settings.get("rope_theta") is None:
+            settings["rope_theta"] = values.get(theta_key) or _GEMMA_THETAS[kind]
+        by_kind[kind] = _rope({"rope_parameters": settings}, context_length, where)
+    return tuple(by_kind[kind] for kind in _layer_types(values, architecture, layers, where))
 
 
 def _rope(values: Mapping[str, Any], context_length: int, where: str) -> RopeConfig:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -13,7 +13,11 @@ from engine.decoder import Attend
 from engine.kv_cache import KVCache
 from engine.linear import matrix_product_rows
 from engine.step import Step
+from engine.step_attention import FusedStepAttention, StepAttention
 from engine.work_list import WorkItem, build_work_list
+
+if TYPE_CHECKING:
+    from engine.padded_decode import PaddedDecode
 
 
 class Model(Protocol):
@@ -39,7 +43,8 @@ class Model(Protocol):
 class Runner:
     """Turns steps into hidden states. `share_prefixes` lets rows with common pages read them as one item.
 
-    With `row_block`, every matrix product runs over exactly that many rows at a time.
+    With `row_block`, every matrix product runs over exactly that many rows at a time. `padded` takes the decoding steps
+    that it can.
     """
 
     def __init__(
@@ -51,6 +56,7 @@ class Runner:
         vocabulary_size: int,
         share_prefixes: bool,
         row_block: int | None,
+        padded: PaddedDecode | None = None,
     ) -> None:
         self._model = model
         self.vocabulary_size = vocabulary_size
@@ -58,6 +64,7 @@ class Runner:
         self._cache = cache
         self._attention = attention
         self._share_prefixes = share_prefixes
+        self._padded = padded
 
     def forward(self, step: Step) -> tuple[Tensor, list[WorkItem]]:
         """Hidden states [sampled rows, hidden_size] of the rows that predict a token, and the work list used.
@@ -70,21 +77,16 @@ class Runner:
                 torch.from_numpy(step.copy_sources).to(device), torch.from_numpy(step.copy_targets).to(device)
             )
         items = build_work_list(step.rows, self._cache.page_size, self._share_prefixes)
+        sampled_rows = [row for rows in step.sampled for row in range(rows.row_start, rows.row_start + rows.row_count)]
+        needed_rows = torch.tensor(sampled_rows, dtype=torch.int64, device=device)
+        if self._padded is not None and (padded := self._padded.forward(step, items)) is not None:
+            return padded[needed_rows], items
         positions = torch.from_numpy(step.positions).to(device)
         self._attention.prepare(items, torch.from_numpy(step.positions))
         write_slots = torch.from_numpy(step.write_slots).to(device)
         write_rows = torch.from_numpy(step.write_rows).to(device)
-        every_row_once = len(step.write_rows) == len(step.token_ids)
-
-        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            if every_row_once:
-                self._cache.write(layer, write_slots, key, value)
-            else:
-                self._cache.write(layer, write_slots, key[write_rows], value[write_rows])
-            return self._attention.run(layer, query, self._cache)
-
-        sampled_rows = [row for rows in step.sampled for row in range(rows.row_start, rows.row_start + rows.row_count)]
-        needed_rows = torch.tensor(sampled_rows, dtype=torch.int64, device=device)
+        kind = FusedStepAttention if self._attention.fuses_rotation else StepAttention
+        attend = kind(self._cache, self._attention, write_rows, write_slots, len(step.token_ids))
         with matrix_product_rows(self._row_block):
             hidden = self._model.forward(torch.from_numpy(step.token_ids).to(device), positions, attend, needed_rows)
         return hidden, items

@@ -33,6 +33,10 @@ def sample(
     `logits` fp32 [rows, vocabulary]. `masks` int32 [rows, words] of allowed tokens, or None.
     `token_indices[i]` is how many tokens row i has drawn before.
     """
+    if logits.is_cuda:
+        from engine.triton.sampler import sample_on_device  # not at the top: Triton is there on Linux only
+
+        return sample_on_device(logits, masks, parameters, token_indices)
     tokens = _most_likely(logits, masks)
     for row, (parameter, index) in enumerate(zip(parameters, token_indices, strict=True)):
         if parameter.temperature > 0:

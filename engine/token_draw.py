@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence as Sequenced
 from dataclasses import dataclass
 
@@ -20,10 +21,11 @@ FEW_CHOICES = 128
 
 @dataclass
 class DrawCounts:
-    """What was drawn: `drafted` tokens were guessed, of which `accepted` were right."""
+    """What was drawn: `drafted` tokens were guessed, of which `accepted` were right; `mask_seconds` went to masks."""
 
     drafted: int = 0
     accepted: int = 0
+    mask_seconds: float = 0.0
 
 
 class TokenDraw:
@@ -41,7 +43,9 @@ class TokenDraw:
         `hidden` [rows, hidden_size]: for each sequence, in order, the row that predicts its next token and then one
         row after each token of its draft. The sequences' drafts are used up and new ones proposed.
         """
+        started = time.monotonic()
         masks, allowed_counts = self._masks(sequences, self._runner.vocabulary_size)
+        self.counts.mask_seconds += time.monotonic() - started
         parameters = [sequence.request.sampling for sequence in sequences for _ in range(1 + len(sequence.draft))]
         indices = [len(sequence.output) + offset for sequence in sequences for offset in range(1 + len(sequence.draft))]
         tokens = self._sample(hidden, masks, allowed_counts, parameters, indices)

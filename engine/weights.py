@@ -28,6 +28,8 @@ class LayerWeights:
     down: Linear
     query_norm: Tensor | None = None
     key_norm: Tensor | None = None
+    attention_output_norm: Tensor | None = None  # of what attention and MLP add, with sandwich norms
+    mlp_output_norm: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -62,8 +64,11 @@ def _plan(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -
     """Allocate the fused tensors and map every checkpoint name to the view it fills."""
     slots: dict[str, Tensor] = {}
 
-    def vector(name: str, size: int) -> Tensor:
-        slots[name] = torch.empty(size, dtype=dtype, device=device)
+    # 1 + w is near 1, where bf16 has few digits: such norms keep fp32.
+    norm_dtype = torch.float32 if config.norm_offset else dtype
+
+    def norm(name: str, size: int) -> Tensor:
+        slots[name] = torch.empty(size, dtype=norm_dtype, device=device)
         return slots[name]
 
     def fused(prefix: str, parts: dict[str, int], inputs: int, bias: bool) -> Linear:
@@ -81,24 +86,32 @@ def _plan(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -
     query_size, kv_size = config.heads * head_size, config.kv_heads * head_size
     embedding = torch.empty(config.vocabulary_size, hidden, dtype=dtype, device=device)
     slots["model.embed_tokens.weight"] = embedding
+    mlp_norm = "pre_feedforward_layernorm" if config.sandwich_norms else "post_attention_layernorm"
     layers = []
     for index in range(config.layers):
-        attention, mlp = f"model.layers.{index}.self_attn.", f"model.layers.{index}.mlp."
+        layer = f"model.layers.{index}."
+        attention, mlp = f"{layer}self_attn.", f"{layer}mlp."
         qkv_parts = {"q_proj": query_size, "k_proj": kv_size, "v_proj": kv_size}
         gate_up_parts = {"gate_proj": config.intermediate_size, "up_proj": config.intermediate_size}
         layers.append(
             LayerWeights(
-                attention_norm=vector(f"model.layers.{index}.input_layernorm.weight", hidden),
+                attention_norm=norm(f"{layer}input_layernorm.weight", hidden),
                 qkv=fused(attention, qkv_parts, hidden, config.qkv_bias),
                 output=fused(attention, {"o_proj": hidden}, query_size, config.output_bias),
-                mlp_norm=vector(f"model.layers.{index}.post_attention_layernorm.weight", hidden),
+                mlp_norm=norm(f"{layer}{mlp_norm}.weight", hidden),
                 gate_up=fused(mlp, gate_up_parts, hidden, config.mlp_bias),
                 down=fused(mlp, {"down_proj": hidden}, config.intermediate_size, config.mlp_bias),
-                query_norm=vector(f"{attention}q_norm.weight", head_size) if config.qk_norm else None,
-                key_norm=vector(f"{attention}k_norm.weight", head_size) if config.qk_norm else None,
+                query_norm=norm(f"{attention}q_norm.weight", head_size) if config.qk_norm else None,
+                key_norm=norm(f"{attention}k_norm.weight", head_size) if config.qk_norm else None,
+                attention_output_norm=(
+                    norm(f"{layer}post_attention_layernorm.weight", hidden) if config.sandwich_norms else None
+                ),
+                mlp_output_norm=(
+                    norm(f"{layer}post_feedforward_layernorm.weight", hidden) if config.sandwich_norms else None
+                ),
             )
         )
-    final_norm = vector("model.norm.weight", hidden)
+    final_norm = norm("model.norm.weight", hidden)
     head = (
         Linear(embedding)
         if config.tied_embeddings
@@ -142,6 +155,8 @@ def load_weights(
         if not tensor.is_floating_point():
             raise ModelError(f"{path}: {name} is {tensor.dtype}: quantised weights are not supported.")
         slot.copy_(tensor)
+        if config.norm_offset and "norm" in name:
+            slot += config.norm_offset
         unfilled.discard(name)
     if unfilled:
         raise ModelError(

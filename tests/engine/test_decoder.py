@@ -51,7 +51,7 @@ def test_logits_are_those_of_transformers(name, tmp_path):
 
 def test_the_tiny_models_exercise_their_variants(tmp_path):
     """A window or scaling that had no effect would make the parity above empty."""
-    for name in ("mistral-window", "qwen2-windows", "qwen3-layer-types"):
+    for name in ("mistral-window", "qwen2-windows", "qwen3-layer-types", "gemma3"):
         save_tiny_model(name, tmp_path / name)
         assert any(ModelConfig.from_folder(tmp_path / name).windows)
     for name, kind in (("llama-biases-llama3", "llama3"), ("qwen2-yarn", "yarn"), ("llama-linear", "linear")):

@@ -129,6 +129,37 @@ def test_missing_and_damaged_file(tmp_path):
         ModelConfig.from_folder(tmp_path)
 
 
+def test_gemma_3_in_its_old_and_new_spelling():
+    gemma = {
+        "model_type": "gemma3_text",
+        "architectures": ["Gemma3ForCausalLM"],
+        "num_hidden_layers": 12,
+        "head_dim": 16,
+        "sliding_window": 512,
+        "query_pre_attn_scalar": 64,
+    }
+    old = config(**gemma, rope_theta=2e6, rope_local_base_freq=5e3, rope_scaling={"rope_type": "linear", "factor": 8.0})
+    kinds = ["sliding_attention"] * 5 + ["full_attention"]
+    parameters = {
+        "full_attention": {"rope_type": "linear", "rope_theta": 2e6, "factor": 8.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 5e3},
+    }
+    assert config(**gemma, layer_types=kinds * 2, rope_parameters=parameters) == old
+    assert old.windows == ((512,) * 5 + (None,)) * 2
+    assert [rope.theta for rope in old.ropes] == ([5e3] * 5 + [2e6]) * 2
+    assert old.rope == RopeConfig(theta=2e6, kind="linear", factor=8.0)
+    assert old.attention_scale == 0.125
+    assert old.embedding_scale == 8.0
+    assert old.tied_embeddings
+    assert old.activation == "gelu_pytorch_tanh"
+    assert (old.attention_soft_cap, old.logit_soft_cap) == (None, None)
+    capped = config(**gemma, attn_logit_softcapping=50.0, final_logit_softcapping=30.0)
+    assert (capped.attention_soft_cap, capped.logit_soft_cap) == (50.0, 30.0)
+    assert [rope.theta for rope in capped.ropes[4:6]] == [1e4, 1e6]
+    with pytest.raises(ModelError, match="use_bidirectional_attention"):
+        config(**gemma, use_bidirectional_attention=True)
+
+
 @pytest.mark.parametrize("name", TINY_CONFIGS)
 def test_files_of_transformers_are_read(name, tmp_path):
     theirs = TINY_CONFIGS[name]()
@@ -136,5 +167,6 @@ def test_files_of_transformers_are_read(name, tmp_path):
     ours = ModelConfig.from_folder(tmp_path)
     assert ours.architecture == theirs.model_type
     assert ours.tied_embeddings == theirs.tie_word_embeddings
-    assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
+    parameters = theirs.rope_parameters
+    assert ours.rope.theta == parameters.get("full_attention", parameters)["rope_theta"]
     assert ours.context_length == 128

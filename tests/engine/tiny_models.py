@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
     PreTrainedTokenizerFast,
@@ -65,6 +66,19 @@ TINY_CONFIGS = {
     ),
     "qwen2-yarn": lambda: Qwen2Config(**_SHAPE, rope_parameters=dict(_YARN)),
     "qwen3": lambda: Qwen3Config(**_SHAPE, head_dim=16),
+    "gemma3": lambda: Gemma3TextConfig(
+        **{**_SHAPE, "num_hidden_layers": 4},
+        head_dim=16,
+        query_pre_attn_scalar=24,
+        sliding_window=7,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        final_logit_softcapping=3.0,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "rope_theta": 50_000.0, "factor": 2.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    ),
+    "gemma3-defaults": lambda: Gemma3TextConfig(**{**_SHAPE, "num_hidden_layers": 6}, head_dim=32, sliding_window=200),
     "qwen3-layer-types": lambda: Qwen3Config(
         **_SHAPE,
         head_dim=16,
