@@ -3,7 +3,7 @@
 from .compile import BACKENDS, AnswerGrammar, compile_schema
 from .errors import InvalidSchema, UnsupportedSchema
 from .grammar import JsonGrammar, JsonGrammarState
-from .grammar_cache import GrammarCache
+from .grammar_cache import Compilation, GrammarCache
 from .guidance_grammar import GuidanceGrammar, GuidanceState
 from .stock import stock_schema, stock_schema_names
 from .vocabulary import TokenVocabulary
@@ -11,6 +11,7 @@ from .vocabulary import TokenVocabulary
 __all__ = [
     "BACKENDS",
     "AnswerGrammar",
+    "Compilation",
     "GrammarCache",
     "GuidanceGrammar",
     "GuidanceState",

@@ -5,6 +5,7 @@ index with tighter bounds (see `limits.LADDER`), up to MAX_TRANSITIONS. Only the
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from .errors import GrammarTooLarge, UnsupportedSchema
@@ -61,15 +62,15 @@ def _compile(
         return _guidance(schema, original, checked_after, vocabulary)
     attempts = index_attempts(schema, vocabulary)
     refusal: UnsupportedSchema | None = None
-    first: tuple[Fragment | str, tuple[str, ...]] = ("", ())
+    attempt = Attempt("")
     try:
-        first = next(attempts)
+        attempt = next(attempts)
     except UnsupportedSchema as problem:
         refusal = problem
-    body, notes = first
+    body = attempt.body
     fits = (
         isinstance(body, Fragment)
-        and not notes
+        and not attempt.cuts
         and transitions(body, vocabulary) <= BUDGET_TRANSITIONS
         and building_seconds(body.states, body.positions, len(vocabulary.usable)) <= BUDGET_SECONDS
     )
@@ -86,7 +87,8 @@ def _compile(
         following = next(attempts, None)
         if following is None:
             raise UnsupportedSchema("", "", reason)
-        body, notes = following
+        attempt, body = following, following.body
+    notes = attempt.cuts + attempt.habits
     about = Compiled(
         original, INDEX, notes, checked_after, body.shortest, vocabulary.fewest_tokens(body.shortest), body.regex
     )
@@ -112,8 +114,20 @@ def _too_wide(body: Fragment, vocabulary: TokenVocabulary) -> str:
     return f"its bounded strings need {body.wide:,} characters of grammar, more than {most:,}"
 
 
-def index_attempts(schema: Any, vocabulary: TokenVocabulary) -> Iterator[tuple[Fragment | str, tuple[str, ...]]]:
-    """For each step of the ladder of limits, an expression and where it falls short, or the reason why there is none.
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """An expression, or the reason why there is none.
+
+    `cuts` say where it stops short of the schema for want of room, `habits` where it writes less on purpose.
+    """
+
+    body: Fragment | str
+    cuts: tuple[str, ...] = ()
+    habits: tuple[str, ...] = ()
+
+
+def index_attempts(schema: Any, vocabulary: TokenVocabulary) -> Iterator[Attempt]:
+    """An attempt for each step of the ladder of limits.
 
     Raises UnsupportedSchema where no limits would help.
     """
@@ -126,11 +140,11 @@ def index_attempts(schema: Any, vocabulary: TokenVocabulary) -> Iterator[tuple[F
         try:
             body = compiler.value((Located(document.root.schema, ""),), ("",), limits.free_depth)
         except GrammarTooLarge as problem:
-            yield problem.reason, ()
+            yield Attempt(problem.reason)
             continue
         except RecursionError:
-            yield "it is nested too deeply", ()
+            yield Attempt("it is nested too deeply")
             continue
         if body is None:
             raise UnsupportedSchema("", "", "no value that can be written satisfies it")
-        yield body, tuple(compiler.notes)
+        yield Attempt(body, tuple(compiler.cuts), tuple(compiler.habits))

@@ -72,7 +72,7 @@ def _choice(matcher: LLMatcher, vocabulary: TokenVocabulary, inside: bool, used:
     closing = [token for token in allowed if vocabulary.tokens[token][:1] in (b'"' if inside else b"}]")]
     if closing:
         return closing[0]
-    shorter = [ids[0] for text, ids in vocabulary.usable.items() if len(text) == 1 and bits[ids[0]]]
+    shorter = [token for token in vocabulary.single_bytes.values() if bits[token]]
     allowed += shorter or bits.nonzero()[0].tolist()[:64]
     return min(allowed, key=lambda token: used.get(token, 0), default=None)
 

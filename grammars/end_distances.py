@@ -24,7 +24,7 @@ class EndDistances:
     def of(cls, index: Index, first: int, vocabulary: TokenVocabulary) -> "EndDistances":
         """Measure all states that can be reached from `first`. Single bytes reach them all."""
         step = index.get_next_state
-        single_bytes = [(text, ids[0]) for text, ids in vocabulary.usable.items() if len(text) == 1]
+        single_bytes = [(bytes([byte]), token_id) for byte, token_id in vocabulary.single_bytes.items()]
         before: dict[int, dict[int, bytes]] = {first: {}}
         ends = []
         open_states = [first]

@@ -58,32 +58,53 @@ def raw(regex: str, shortest: str, states: int) -> Fragment:
 def json_character(characters: CharacterSet, alphabet: CharacterSet) -> Fragment | None:
     """One character of `characters` inside a JSON string, escaped where JSON wants it; None if none can be spelled.
 
-    Control characters without a short escape are left out, and `\\uXXXX` is never written, so that every text
-    has one spelling (but for `\\/`) and no lone surrogate can appear.
+    `\\uXXXX` is written for control characters only, in the digits that json.dumps uses, so that no lone surrogate can
+    appear.
     """
     plain = (characters & alphabet) - _MUST_ESCAPE
-    letters = ""
+    options = [plain.regex()] if plain else []
+    letters = codes = ""
     if "\\" in alphabet:
         letters = "".join(spelling[1] for character, spelling in _ESCAPES.items() if character in characters)
         letters += "/" if "/" in characters else ""
-    letters = "".join(letter for letter in letters if letter in alphabet)
-    if not plain and not letters:
+        letters = "".join(letter for letter in letters if letter in alphabet)
+        codes = _control_codes(characters, alphabet)
+    escapes = [CharacterSet.from_text(letters).regex()] if letters else []
+    escapes += [f"u00(?:{codes})"] if codes else []
+    if escapes:
+        options.append(r"\\" + (escapes[0] if len(escapes) == 1 else f"(?:{'|'.join(escapes)})"))
+    if not options:
         return None
-    options = []
-    if plain:
-        options.append(plain.regex())
-    if letters:
-        options.append("\\\\" + CharacterSet.from_text(letters).regex())
-    shortest = plain.example() if plain else "\\" + letters[0]
+    shortest = plain.example() if plain else "\\" + (letters[0] if letters else f"u00{codes[0]}{codes[2]}")
     many_bytes = not plain.ascii_only
     regex = options[0] if len(options) == 1 and plain else "(?:" + "|".join(options) + ")"
     return Fragment(
         regex,
         shortest,
-        (1 if many_bytes is False else 10) + bool(letters),
+        (10 if many_bytes else 1) + bool(escapes) + 3 * bool(codes),
         int(plain.count >= 20),
-        25 if many_bytes else 3,
+        (25 if many_bytes else 3) + 8 * bool(codes),
     )
+
+
+def _control_codes(characters: CharacterSet, alphabet: CharacterSet) -> str:
+    """An expression for the last two digits of the `\\u00XX` of control characters that have no shorter escape.
+
+    Where all control characters are asked for, all are escaped so: one state fewer, whose tokens are many.
+    """
+    if not all(digit in alphabet for digit in "u01"):
+        return ""
+    allowed = [
+        [point for point in range(first, first + 16) if chr(point) in characters and f"{point % 16:x}" in alphabet]
+        for first in (0x00, 0x10)
+    ]
+    if len(allowed[0]) == len(allowed[1]) == 16:
+        return "[01][0-9a-f]"
+    options = []
+    for first, points in enumerate(allowed):
+        digits = "".join(f"{point % 16:x}" for point in points if chr(point) not in _ESCAPES)
+        options += [f"{first}[{digits}]"] if digits else []
+    return "|".join(options)
 
 
 def sequence(parts: Sequence[Fragment]) -> Fragment:

@@ -6,7 +6,6 @@ or go on, such as `1` before `12`. Neither is ever shown to the engine: the firs
 "may stop".
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,6 +17,7 @@ from outlines_core import Guide, Index
 from .end_distances import EndDistances
 from .errors import UnsupportedSchema
 from .forced_text import ForcedText
+from .token_distances import TokenDistances
 from .vocabulary import END_BYTE, START_BYTE, TokenVocabulary
 
 Words = NDArray[np.int32]
@@ -77,7 +77,7 @@ class JsonGrammar:
         self._first = first
         self._words = -(-vocabulary.size // 32)
         self._rows: dict[int, Words] = {}
-        self._next_distances: dict[int, tuple[NDArray[np.intp], NDArray[np.int32]]] = {}
+        self._next_distances: dict[int, tuple[NDArray[np.int32], NDArray[np.uint16]]] = {}
         self._must_stop: dict[int, bool] = {}
         self._only: dict[int, int | None] = {}
         self._given_distances = distances
@@ -87,6 +87,10 @@ class JsonGrammar:
     def end_distances(self) -> EndDistances:
         """How far the end is from each state."""
         return self._given_distances or EndDistances.of(self.index, self._first, self.vocabulary)
+
+    @cached_property
+    def _token_distances(self) -> TokenDistances:
+        return TokenDistances(self.index, self.vocabulary, self.end_distances)
 
     def start(self) -> "JsonGrammarState":
         """A new state at the beginning of an answer."""
@@ -152,12 +156,9 @@ class JsonGrammar:
         if tokens_left > distances.most or distances.tokens.get(state, tokens_left + 1) > tokens_left:
             return row
         if state not in self._next_distances:
-            allowed = np.nonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))[0]
-            step, known = self.index.get_next_state, distances.tokens
-            further: Callable[[int], int] = lambda token: known.get(step(state, token), distances.most + 1)  # noqa: E731
-            self._next_distances[state] = allowed, np.fromiter(map(further, allowed.tolist()), np.int32, allowed.size)
-        allowed, needed = self._next_distances[state]
+            self._next_distances[state] = self._token_distances.after(state)
         bits = np.zeros(self._words * 32, dtype=bool)
+        allowed, needed = self._next_distances[state]
         bits[allowed[needed < tokens_left]] = True
         return np.packbits(bits, bitorder="little").view(np.int32)
 

@@ -15,7 +15,7 @@ from .completion import ends_in_string, shortest_completion
 from .errors import UnsupportedSchema
 from .grammar import Compiled
 from .growth import growth_margin, has_shaped_strings
-from .guidance_schema import for_guidance, refuse_unsure
+from .guidance_schema import for_guidance, given_types, refuse_unsure
 from .vocabulary import TokenVocabulary
 
 Words = NDArray[np.int32]
@@ -110,7 +110,11 @@ class GuidanceGrammar:
         if tokens is None:
             raise UnsupportedSchema("", "", "no way to the end of an answer was found with llguidance")
         text = b"".join(vocabulary.tokens[token] for token in tokens).decode()
-        about = Compiled(original, "llguidance", (), checked_after, text, len(tokens))
+        notes = tuple(
+            f"{path or 'the root'}: no type is given; only what its keywords speak of: {' or '.join(types)}"
+            for path, types in given_types(schema).items()
+        )
+        about = Compiled(original, "llguidance", notes, checked_after, text, len(tokens))
         return cls(about, source, vocabulary)
 
     def start(self) -> "GuidanceState":
@@ -221,8 +225,8 @@ class GuidanceState:
                 narrow = row & grammar.vocabulary.text_only
         elif tokens_left > len(way):
             bits = np.unpackbits(row.view(np.uint8), bitorder="little")
-            shortest_first = sorted(bits.nonzero()[0].tolist(), key=lambda token: len(pieces[token]))
-            for token in shortest_first[:TRIED_TOKENS]:
+            shortest_first = grammar.vocabulary.ids_by_length
+            for token in shortest_first[bits[shortest_first] == 1][:TRIED_TOKENS].tolist():
                 self.advance(token)
                 following = shortest_completion(
                     self._matcher, text + pieces[token], grammar.vocabulary, 8 * tokens_left

@@ -44,7 +44,7 @@ class ContainerWriter:
         """A value inside a container that isn't described any further: one level of free nesting is used up."""
         if conjunction:
             return self._nested(conjunction)
-        return self.compiler.value((), self.trail, self.depth - 1) if self.depth > 0 else None
+        return self.compiler.free(self.path, self.depth - 1) if self.depth > 0 else None
 
     def array(self) -> Fragment | None:
         """Arrays that satisfy all leaves; None if there are none."""
@@ -72,7 +72,7 @@ class ContainerWriter:
             return None
         limit = self.compiler.limits.items
         if rest is not None and limit is not None and high is not None and high > max(limit, low, len(prefix)):
-            self.compiler.note(f"{self.path or 'the root'}: arrays end after {max(limit, low)} of {high} items")
+            self.compiler.note_cut(self.path, f"arrays end after {max(limit, low)} of {high} items")
             high = max(limit, low, len(prefix))
         return sequence([literal("["), _items(prefix, rest, low, high), literal("]")])
 
@@ -168,6 +168,7 @@ class ContainerWriter:
                 sources.setdefault(source, leaf.path)
         if not sources:
             return [None]
+        self.compiler.note_habit(self.path, "only keys that match one of its patterns")
         for source, path in sources.items():
             for other in sources:
                 try:

@@ -24,7 +24,8 @@ from .string_patterns import (
     parse_pattern,
 )
 
-Note = Callable[[str], None]
+Note = Callable[[str, str], None]
+"""Takes the path and what is to be said of it."""
 
 
 def string_fragment(
@@ -46,10 +47,10 @@ def string_fragment(
         longest = high
     if length_limit is not None and longest is not None and longest > max(length_limit, low, shortest):
         high = max(length_limit, low, shortest)
-        note(f"{path or 'the root'}: strings end after {high} of {longest} characters")
+        note(path, f"strings end after {high} of {longest} characters")
     plain = isinstance(tree, Repeat) and isinstance(tree.item, Characters)
     if not plain and (shortest < low or (high is not None and (length_range(tree)[1] or high + 1) > high)):
-        note(f"{path or 'the root'}: beside limits on the length, not all strings of the pattern can be written")
+        note(path, "beside limits on the length, not all strings of the pattern can be written")
     tree = at_least(tree, low)
     if tree != NOTHING and high is not None:
         tree = at_most(tree, high)
@@ -90,7 +91,7 @@ def _matching(leaves: Conjunction, note: Note) -> Node:
         return ANYTHING
     for candidate in patterns.values():
         if all(includes(other, candidate) for other in patterns.values() if other is not candidate):
-            note(f"{path or 'the root'}: beside its pattern, the format is left to validation")
+            note(path, "beside its pattern, the format is left to validation")
             return candidate
     raise UnsupportedSchema(path, "pattern" if patterns else "format", "several of them at once can't be combined")
 

@@ -6,7 +6,7 @@ from typing import Any
 from .characters import EVERYTHING, CharacterSet
 from .errors import UnsupportedSchema
 from .fragment import Fragment, choice, json_character, literal, repeat, separated, sequence
-from .number_ranges import ANY_NUMBER
+from .number_ranges import any_number
 
 
 def value_text(value: Any, alphabet: CharacterSet, path: str) -> str:
@@ -30,7 +30,7 @@ def any_string(alphabet: CharacterSet) -> Fragment:
 def any_value(depth: int, alphabet: CharacterSet) -> Fragment:
     """Any JSON value whose arrays and objects are nested at most `depth` deep."""
     text = any_string(alphabet)
-    scalars = [text, ANY_NUMBER, literal("true"), literal("false"), literal("null")]
+    scalars = [text, any_number(), literal("true"), literal("false"), literal("null")]
     value = choice([*scalars, literal("[]"), literal("{}")])
     for _ in range(depth):
         value = choice([*scalars, any_array(value), any_object(value, alphabet)])

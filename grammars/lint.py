@@ -8,7 +8,7 @@ from typing import Any
 from .compile import AUTO, AnswerGrammar
 from .errors import InvalidSchema, UnsupportedSchema
 from .grammar import JsonGrammar
-from .grammar_cache import GrammarCache
+from .grammar_cache import Compilation, GrammarCache
 from .guidance_schema import KNOWN_FORMATS, closable
 from .keywords import VALIDATING_KEYWORDS
 from .schema_references import Located
@@ -43,7 +43,8 @@ class KeywordReport:
 class SchemaReport:
     """What becomes of a schema. `grammar` is None if it is refused, and `reason` says why.
 
-    `lenient_helps`: it is refused as it is, and would be accepted with `lenient`.
+    `notes` say, each with a path, where the grammar allows less than the schema. `lenient_helps`: it is refused as it
+    is, and would be accepted with `lenient`. `compilation`: what it took; None for what is no schema.
     """
 
     keywords: list[KeywordReport]
@@ -51,6 +52,7 @@ class SchemaReport:
     grammar: AnswerGrammar | None = None
     reason: str | None = None
     lenient_helps: bool = False
+    compilation: Compilation | None = None
 
 
 def lint_schema(schema: Any, grammars: GrammarCache, *, backend: str = AUTO, lenient: bool = False) -> SchemaReport:
@@ -61,7 +63,7 @@ def lint_schema(schema: Any, grammars: GrammarCache, *, backend: str = AUTO, len
     try:
         grammar = grammars.get(schema, backend=backend)
     except InvalidSchema as problem:
-        return SchemaReport([], [], reason=str(problem))
+        return SchemaReport([], [], reason=str(problem), compilation=_taken(schema, grammars, backend, False))
     except UnsupportedSchema as problem:
         reason = str(problem)
         left_out = {f"{problem.path}/{problem.keyword}" if problem.keyword else problem.path: problem.reason}
@@ -76,7 +78,15 @@ def lint_schema(schema: Any, grammars: GrammarCache, *, backend: str = AUTO, len
         except UnsupportedSchema:
             pass
     keywords = list(_keywords(schema, grammar, left_out, CHECKED_AFTER if lenient and grammar else REFUSED))
-    return SchemaReport(keywords, list(grammar.notes) if grammar else [], grammar, reason, lenient_helps)
+    taken = _taken(schema, grammars, backend, lenient and grammar is not None and bool(grammar.checked_after))
+    return SchemaReport(keywords, list(grammar.notes) if grammar else [], grammar, reason, lenient_helps, taken)
+
+
+def _taken(schema: Any, grammars: GrammarCache, backend: str, lenient: bool) -> Compilation | None:
+    try:
+        return grammars.compilation(schema, backend=backend, lenient=lenient)
+    except (TypeError, ValueError, RecursionError):
+        return None  # not JSON at all
 
 
 def _keywords(
@@ -110,6 +120,8 @@ def _is_inside(pointer: str, place: str) -> bool:
 def _annotation_note(keyword: str, value: Any) -> str:
     if keyword == "format":
         return f"{value!r} is not a format that can be written to"
+    if keyword == "x-docqa" and value == "quote":
+        return "docqa locates this quote"
     if keyword == "nullable":
         return "OpenAPI's word; JSON Schema wants null among the types"
     near = difflib.get_close_matches(keyword, sorted(VALIDATING_KEYWORDS), n=1, cutoff=0.75)
@@ -127,4 +139,6 @@ def _note(located: Located, keyword: str, closed: frozenset[str], grammar: Answe
         return "a key that repeats is found by the check after"
     if keyword == "dependencies":
         return "of older drafts; obeyed here, not by the check after"
+    if keyword == "format":
+        return "written so, although Draft 2020-12 asks nobody to check it"
     return ""

@@ -3,252 +3,170 @@
 Every number that is written reads back, as a Python int or float, as a number within the bounds.
 """
 
-from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
-from fractions import Fraction
+from functools import lru_cache
+from math import inf, nextafter
 
-from .errors import GrammarTooLarge
-from .fragment import Fragment, any_literal, raw
+from .fragment import Fragment, raw
+from .integer_ranges import LARGEST_BOUND, digits_between
+from .number_bounds import Bounds
 
-# Integers of 15 digits are exact in every JSON reader; numbers end there where the schema sets no bound.
-FREE_DIGITS = 15
-LARGEST_FREE = 10**FREE_DIGITS - 1
-LARGEST_BOUND = 10**19 - 1
-FRACTION_DIGITS = 12
-MAX_LISTED_MULTIPLES = 4096
+EXACT_DIGITS = 15
+"""Whole numbers of so many digits are floats; with one digit more, they are at least near one."""
 
-# Wide enough for 19 digits before the point and 12 behind it.
-_CONTEXT = Context(prec=60)
+BOUND_PLACES = 20
+"""Digits behind the point that count of a bound. Numbers have any number of them: more digits are one loop more."""
 
-ANY_NUMBER = raw(
-    rf"-?(?:0|[1-9][0-9]{{0,{FREE_DIGITS - 1}}})(?:\.[0-9]{{1,20}})?"
-    # No exponent leads beyond a double: 15 digits and 289 more are fewer than 308.
-    r"(?:[eE](?:[+-]?[0-9]{1,2}|[+]?(?:1[0-9]{2}|2[0-8][0-9])|-(?:[12][0-9]{2}|30[0-9])))?",
-    "0",
-    4 * FREE_DIGITS,
-)
+LEAST_PLACES = 7
+"""The nearest to zero where zero itself is no bound; what is nearer has an exponent."""
 
+LARGEST_EXPONENT, LEAST_EXPONENT = 307, 324
+"""Below ten times the power of ten all is a float; above half of ten to minus 324 all is one other than zero."""
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Lower and upper bound of a number, each with whether the bound itself is left out; None: no bound."""
+# Wide enough for the digits before the point of the largest bound and those behind it.
+_CONTEXT = Context(prec=80)
 
-    low: Decimal | None = None
-    low_open: bool = False
-    high: Decimal | None = None
-    high_open: bool = False
-
-    def tightened(self, *, low: Decimal | None = None, high: Decimal | None = None, is_open: bool = False) -> "Bounds":
-        """The bounds with one more lower or upper bound."""
-        bounds = self
-        if low is not None and (self.low is None or (low, is_open) > (self.low, self.low_open)):
-            bounds = Bounds(low, is_open, bounds.high, bounds.high_open)
-        if high is not None and (self.high is None or (high, not is_open) < (self.high, not self.high_open)):
-            bounds = Bounds(bounds.low, bounds.low_open, high, is_open)
-        return bounds
-
-    def apart_from(self, other: "Bounds") -> bool:
-        """True if no number satisfies both."""
-        return _ends_before(self, other) or _ends_before(other, self)
-
-    def integers(self) -> tuple[int | None, int | None]:
-        """The smallest and largest integer within."""
-        low = None if self.low is None else int(self.low.to_integral_value(ROUND_CEILING))
-        if low is not None and self.low_open and low == self.low:
-            low += 1
-        high = None if self.high is None else int(self.high.to_integral_value(ROUND_FLOOR))
-        if high is not None and self.high_open and high == self.high:
-            high -= 1
-        return low, high
-
-
-def _ends_before(left: Bounds, right: Bounds) -> bool:
-    if left.high is None or right.low is None:
-        return False
-    return left.high < right.low or (left.high == right.low and (left.high_open or right.low_open))
-
-
-def integers(bounds: Bounds, step: int = 1) -> Fragment | None:
-    """The integers within `bounds` that `step` divides; None if there are none.
-
-    Without a bound they end at 15 digits. Raises GrammarTooLarge for a step whose multiples are too many to list
-    and don't show in their last three digits.
-    """
-    low, high = _closed_range(bounds)
-    if low > high:
-        return None
-    if step == 1:
-        return _integer_fragment(low, high)
-    first, last = -(-low // step) * step, high // step * step
-    if first > last:
-        return None
-    if (last - first) // step < MAX_LISTED_MULTIPLES:
-        return any_literal([str(value) for value in range(first, last + 1, step)])
-    for digits in (1, 2, 3):
-        if 10**digits % step == 0:
-            return _multiples(low, high, step, digits)
-    raise GrammarTooLarge(f"multiples of {step} can't be told by their last digits, and there are too many to list")
+_MANTISSA = r"[1-9](?:\.[0-9]+)?"
+_LARGEST_FLOATS = r"1(?:\.(?:[0-6][0-9]*|7[0-8][0-9]*|79[0-6][0-9]*|797693134862315[0-7]))?[eE]\+?308"
 
 
 def numbers(bounds: Bounds) -> Fragment | None:
-    """Numbers within `bounds`, with up to 12 digits after the point and no exponent; None if there are none."""
+    """Numbers within `bounds`; None if there are none.
+
+    Exponents are written where they can't lead out of the bounds.
+    """
     if bounds.low is None and bounds.high is None:
-        return ANY_NUMBER
-    low, high = _closed_range(bounds)
-    pieces = []
+        return any_number()
+    positive = negative = None
     if bounds.high is None or bounds.high >= 0:
-        start = (bounds.low, bounds.low_open) if bounds.low is not None and bounds.low > 0 else (Decimal(0), False)
-        if bounds.low == 0:
-            start = (Decimal(0), bounds.low_open)
-        pieces += _nonnegative(start[0], start[1], bounds.high, bounds.high_open)
+        above_zero = bounds.low is not None and bounds.low >= 0
+        start = (bounds.low or Decimal(0), bounds.low_open) if above_zero else (Decimal(0), False)
+        positive = _magnitudes(start[0], start[1], bounds.high, bounds.high_open)
     if bounds.low is None or bounds.low < 0:
-        start = (-bounds.high, bounds.high_open) if bounds.high is not None and bounds.high < 0 else (Decimal(0), True)
-        end = None if bounds.low is None else -bounds.low
-        pieces += ["-" + piece for piece in _nonnegative(start[0], start[1], end, bounds.low_open)]
-    if not pieces:
+        below_zero = bounds.high is not None and bounds.high <= 0
+        start = (-(bounds.high or Decimal(0)), bounds.high_open) if below_zero else (Decimal(0), False)
+        negative = _magnitudes(start[0], start[1], None if bounds.low is None else -bounds.low, bounds.low_open)
+    options = [] if positive is None else [positive]
+    if negative is not None:
+        options.append(("-" + negative[0], "-" + negative[1]))
+    if not options:
         return None
-    regex = "|".join(pieces)
-    shortest = _shortest_integer(low, high) if low <= high else _example(bounds)
-    return raw(regex, shortest, 60 + len(regex) // 4)
+    regex = "|".join(option for option, _ in options)
+    shortest = min(("0" if example == "-0" else example for _, example in options), key=len)
+    return raw(regex, shortest, 40 + len(regex) // 8)
 
 
-def _shortest_integer(low: int, high: int) -> str:
-    return "0" if low <= 0 <= high else str(low if low > 0 else high)
+@lru_cache(maxsize=1)
+def any_number() -> Fragment:
+    """Every number that a reader of doubles can take."""
+    return raw("-?" + _any_magnitude(), "0", 76)
 
 
-def _example(bounds: Bounds) -> str:
-    """A number strictly between two bounds that have no integer between them."""
-    low, high = bounds.low, bounds.high
-    assert low is not None
-    assert high is not None
-    candidate = (low + high) / 2
-    for digits in range(1, FRACTION_DIGITS + 1):
-        rounded = candidate.quantize(Decimal(1).scaleb(-digits), context=_CONTEXT)
-        if low < rounded < high:
-            return format(rounded, "f")
-    return format(low if not bounds.low_open else high, "f")
+def _any_magnitude() -> str:
+    """The texts of all numbers from zero on."""
+    small = f"(?:0|[1-9][0-9]{{0,{EXACT_DIGITS}}})"
+    # 16 digits and an exponent of 291 are below 10**307.
+    exponent = f"(?:\\+?{_exponents(0, LARGEST_EXPONENT - EXACT_DIGITS - 1)}|-{_exponents(0, 399)})"
+    plain = f"{small}(?:\\.[0-9]+)?(?:[eE]{exponent})?"
+    large = f"{_MANTISSA}[eE]\\+?{_exponents(0, LARGEST_EXPONENT)}"
+    return f"(?:{plain}|[1-9][0-9]{{{EXACT_DIGITS + 1},}}|{large}|{_LARGEST_FLOATS})"
 
 
-def _closed_range(bounds: Bounds) -> tuple[int, int]:
-    low, high = bounds.integers()
-    if low is None:
-        low = -LARGEST_FREE if high is None or high >= -LARGEST_FREE else high * 10
-    if high is None:
-        high = LARGEST_FREE if low <= LARGEST_FREE else low * 10
-    return max(low, -LARGEST_BOUND), min(high, LARGEST_BOUND)
-
-
-def _integer_fragment(low: int, high: int) -> Fragment:
-    options = []
-    if high >= 0:
-        options.append(_digits_between(max(low, 0), high))
-    if low < 0:
-        options.append("-" + _digits_between(max(-high, 1), -low))
-    regex = "|".join(options)
-    return raw(regex, _shortest_integer(low, high), 20 + len(regex) // 4)
-
-
-def _multiples(low: int, high: int, step: int, digits: int) -> Fragment:
-    """Multiples of a divisor of 10**digits: any leading digits, then one of a few endings."""
-    options: list[str] = []
-    modulus = 10**digits
-    endings = "|".join(f"{ending:0{digits}d}" for ending in range(0, modulus, step))
-    shortest: list[str] = []
-    for sign, start, end in (("", max(low, 0), high), ("-", max(-high, 1), -low)):
-        if end < start:
-            continue
-        first_lead, last_lead = max(-(-start // modulus), 1), (end + 1) // modulus - 1
-        edges = [*range(start, min(first_lead * modulus, end + 1))]
-        edges += range(max((last_lead + 1) * modulus, first_lead * modulus), end + 1)
-        listed = [f"{sign}{value}" for value in edges if value % step == 0]
-        options += listed
-        shortest += listed
-        if first_lead <= last_lead:
-            options.append(f"{sign}(?:{_digits_between(first_lead, last_lead)})(?:{endings})")
-            shortest.append(f"{sign}{first_lead * modulus}")
-    regex = "|".join(options)
-    return raw(regex, min(shortest, key=len), 20 + len(regex) // 4)
-
-
-def _digits_between(low: int, high: int) -> str:
-    """The decimal texts of low..high (0 <= low <= high), as an alternation in a group."""
-    options = []
-    full: list[int] = []
-    for length in range(len(str(low)), len(str(high)) + 1):
-        first = max(low, 10 ** (length - 1) if length > 1 else 0)
-        last = min(high, 10**length - 1)
-        if length > 1 and first == 10 ** (length - 1) and last == 10**length - 1:
-            full.append(length)
-        else:
-            options.append(_same_length(str(first), str(last)))
-    if full:
-        options.append(f"[1-9][0-9]{{{full[0] - 1},{full[-1] - 1}}}")
+def _exponents(low: int, high: int) -> str:
+    """The texts of an exponent from low to high (0 <= low <= high); one digit may have a zero before it."""
+    options = [f"0?{digits_between(low, min(high, 9))}"] if low <= 9 else []
+    if high > 9:
+        options.append(digits_between(max(low, 10), high))
     return "(?:" + "|".join(options) + ")"
 
 
-def _same_length(low: str, high: str) -> str:
-    if low == high:
-        return low
-    if low.strip("0") == "" and high.strip("9") == "":
-        return f"[0-9]{{{len(low)}}}"
-    if low[0] == high[0]:
-        return low[0] + _same_length(low[1:], high[1:])
-    rest = len(low) - 1
-    if not rest:
-        return _digit_class(int(low), int(high))
-    options = []
-    first, last = int(low[0]), int(high[0])
-    if low[1:].strip("0"):
-        options.append(low[0] + _same_length(low[1:], "9" * rest))
-        first += 1
-    if high[1:].strip("9"):
-        options.append(high[0] + _same_length("0" * rest, high[1:]))
-        last -= 1
-    if first <= last:
-        options.append(f"{_digit_class(first, last)}[0-9]{{{rest}}}")
-    return "(?:" + "|".join(options) + ")"
+def _magnitudes(low: Decimal, low_open: bool, high: Decimal | None, high_open: bool) -> tuple[str, str] | None:
+    """The texts of the numbers from low (>= 0) to high, as one group, and a short one of them; None if there are none.
 
-
-def _digit_class(first: int, last: int) -> str:
-    return str(first) if first == last else f"[{first}-{last}]"
-
-
-def _nonnegative(low: Decimal, low_open: bool, high: Decimal | None, high_open: bool) -> list[str]:
-    """Texts of numbers from low (>= 0) to high, as alternatives."""
-    # Two decimals of at most 15 digits never round to the same float, so an open bound holds after reading back.
-    open_digits = [len(str(int(end))) for end, is_open in ((low, low_open), (high, high_open)) if is_open and end]
-    places = max(0, min([FRACTION_DIGITS, *(FREE_DIGITS - digits for digits in open_digits)]))
-    unit = Decimal(1).scaleb(-places)
+    An open end is closed at the next float; between closed ends any digits are right, because rounding to a float
+    keeps the order.
+    """
     if low > LARGEST_BOUND:
-        return []
-    rounded = low.quantize(unit, ROUND_CEILING, _CONTEXT)
-    low, low_open = rounded, low_open and rounded == low
-    if high is None or high > LARGEST_BOUND:
-        high, high_open = Decimal(10 ** max(FREE_DIGITS, len(str(int(low))) + 1)), True
-    else:
-        rounded = high.quantize(unit, ROUND_FLOOR, _CONTEXT)
-        high, high_open = rounded, high_open and rounded == high
-    if low > high or (low == high and (low_open or high_open)):
-        return []
+        return None
+    if not low and not low_open and high is None:
+        return _any_magnitude(), "0"
+    least = _next(low, 1) if low_open else low.quantize(_unit(BOUND_PLACES), ROUND_CEILING, _CONTEXT)
+    most = None
+    if high is not None:
+        if high_open and not high:
+            return None
+        high, high_open = (high, high_open) if high < LARGEST_BOUND else (Decimal(LARGEST_BOUND), False)
+        most = _next(high, -1) if high_open else high.quantize(_unit(BOUND_PLACES), ROUND_FLOOR, _CONTEXT)
+        if least > most:
+            return None
+    pieces = _plain(least, most)
+    if most is None:
+        # One power of ten more than its digits need: beyond 10**22, powers of ten are rounded to floats, too.
+        lowest = len(str(int(least))) + 1 if least else 0
+        if lowest <= LARGEST_EXPONENT:
+            pieces += [f"{_MANTISSA}[eE]\\+?{_exponents(lowest, LARGEST_EXPONENT)}", _LARGEST_FLOATS]
+    if not low:
+        # Below 10**(1 - exponent), which must not be above the bound.
+        first = 1 if most is None or most >= 1 else 1 - most.adjusted() if most else LEAST_EXPONENT
+        if first < LEAST_EXPONENT:
+            pieces.append(f"{_MANTISSA}[eE]-{_exponents(first, LEAST_EXPONENT - 1)}")
+            pieces.append(rf"[5-9](?:\.[0-9]+)?[eE]-{LEAST_EXPONENT}")
+    return "(?:" + "|".join(pieces) + ")", _short_decimal(least, most)
+
+
+def _plain(low: Decimal, high: Decimal | None) -> list[str]:
+    """Texts without exponent of the numbers from low to high, both within the context's digits, as alternatives."""
     low_whole, low_digits = _split(low)
-    high_whole, high_digits = _split(high)
+    # Without an upper bound, rounding to a float may go up.
+    largest_exact = 10 ** (EXACT_DIGITS + (high is None)) - 1
     pieces = []
+    if high is None:
+        high_whole, high_digits = max(largest_exact, 10 ** len(str(low_whole)) - 1), None
+        pieces.append(f"[1-9][0-9]{{{len(str(high_whole))},}}")
+    else:
+        high_whole, high_digits = _split(high)
+
+    def fraction(whole: int, least: str, most: str | None) -> str | None:
+        return _fraction(least, most) if whole < 10**EXACT_DIGITS else _no_fraction(least)
+
     if low_whole == high_whole:
-        fraction = _fraction(low_digits, low_open, high_digits, high_open, places)
-        return [] if fraction is None else [f"{low_whole}{fraction}"]
-    fraction = _fraction(low_digits, low_open, None, False, places if low_whole <= LARGEST_FREE else 0)
-    if fraction is not None:
-        pieces.append(f"{low_whole}{fraction}")
-    fraction = _fraction("", False, high_digits, high_open, places if high_whole <= LARGEST_FREE else 0)
-    if fraction is not None:
-        pieces.append(f"{high_whole}{fraction}")
-    any_fraction = f"(?:\\.[0-9]{{1,{places}}})?" if places else ""
+        found = fraction(low_whole, low_digits, high_digits)
+        return pieces if found is None else [*pieces, f"{low_whole}{found}"]
+    for whole, found in (
+        (low_whole, fraction(low_whole, low_digits, None)),
+        (high_whole, fraction(high_whole, "", high_digits)),
+    ):
+        if found is not None:
+            pieces.append(f"{whole}{found}")
     first, last = low_whole + 1, high_whole - 1
-    if first <= min(last, LARGEST_FREE):
-        pieces.append(_digits_between(first, min(last, LARGEST_FREE)) + any_fraction)
-    if max(first, LARGEST_FREE + 1) <= last:
-        pieces.append(_digits_between(max(first, LARGEST_FREE + 1), last))
+    if first <= min(last, largest_exact):
+        pieces.append(digits_between(first, min(last, largest_exact)) + r"(?:\.[0-9]+)?")
+    if max(first, largest_exact + 1) <= last:
+        pieces.append(digits_between(max(first, largest_exact + 1), last))
     return pieces
+
+
+def _unit(places: int) -> Decimal:
+    return Decimal(1).scaleb(-places)
+
+
+def _next(end: Decimal, direction: int) -> Decimal:
+    """The nearest decimal in a direction that no reader takes for `end`, at most so many places behind the point."""
+    if not end:
+        return _unit(LEAST_PLACES)
+    if end >= 10**EXACT_DIGITS:
+        return _CONTEXT.add(end.to_integral_value(ROUND_FLOOR if direction > 0 else ROUND_CEILING), direction)
+    neighbour = Decimal(repr(nextafter(float(end), direction * inf)))
+    return neighbour.quantize(_unit(BOUND_PLACES), ROUND_CEILING if direction > 0 else ROUND_FLOOR, _CONTEXT)
+
+
+def _short_decimal(low: Decimal, high: Decimal | None) -> str:
+    """The text with the fewest digits behind the point of a number from low to high."""
+    for places in range(BOUND_PLACES):
+        rounded = low.quantize(_unit(places), ROUND_CEILING, _CONTEXT)
+        if high is None or rounded <= high:
+            return format(rounded, "f")
+    return format(low, "f")
 
 
 def _split(value: Decimal) -> tuple[int, str]:
@@ -257,51 +175,37 @@ def _split(value: Decimal) -> tuple[int, str]:
     return whole, fraction
 
 
-def _fraction(low: str, low_open: bool, high: str | None, high_open: bool, places: int) -> str | None:
-    """The part after the integer digits: nothing, or a point and digits whose value lies within; None if neither."""
-    empty, digits = _fraction_digits(low, low_open, high, high_open, places)
+def _no_fraction(low: str) -> str | None:
+    return None if low else ""
+
+
+def _fraction(low: str, high: str | None) -> str | None:
+    """The part after the integer digits: nothing, or a point and digits whose value lies within; None if neither.
+
+    `low` and `high` are digits behind a point (high None: without end).
+    """
+    digits = _fraction_digits(low, high)
     if digits is None:
-        return "" if empty else None
-    return f"(?:\\.{digits})" + ("?" if empty else "")
+        return None if low else ""
+    return f"(?:\\.{digits})" + ("" if low else "?")
 
 
-def _fraction_digits(
-    low: str, low_open: bool, high: str | None, high_open: bool, places: int
-) -> tuple[bool, str | None]:
-    """Whether no digits at all is within, and the expression for one digit or more (None: there is none)."""
-    empty = (low == "" and not low_open) and (high is None or high != "" or not high_open)
-    if places == 0 or (high == "" and high_open):
-        return empty, None
-    if low == "" and not low_open and high is None:
-        return empty, f"[0-9]{{1,{places}}}"
+def _fraction_digits(low: str, high: str | None) -> str | None:
+    """One digit or more from low to high; None if there are none. Without digits is within where low has none."""
+    if high == "":
+        return None if low else "0+"
+    if not low and high is None:
+        return "[0-9]+"
     options: dict[str, list[int]] = {}
-    for digit in range(10):
-        least = int(low[0]) if low else 0
-        most = 9 if high is None else int(high[0]) if high else 0
-        if not least <= digit <= most:
+    for digit in range(int(low[0]) if low else 0, 10 if high is None else int(high[0]) + 1):
+        rest_low = low[1:] if low and digit == int(low[0]) else ""
+        rest_high = high[1:] if high is not None and digit == int(high[0]) else None
+        rest = _fraction_digits(rest_low, rest_high)
+        if rest is None and rest_low:
             continue
-        rest_low, rest_low_open = (low[1:], low_open) if digit == least else ("", False)
-        rest_high, rest_high_open = (high[1:], high_open) if high is not None and digit == most else (None, False)
-        rest_empty, rest = _fraction_digits(rest_low, rest_low_open, rest_high, rest_high_open, places - 1)
-        if rest is None and not rest_empty:
-            continue
-        tail = "" if rest is None else f"(?:{rest})" + ("?" if rest_empty else "")
+        tail = "" if rest is None else f"(?:{rest})" + ("" if rest_low else "?")
         options.setdefault(tail, []).append(digit)
     if not options:
-        return empty, None
+        return None
     texts = ["[" + "".join(map(str, digits)) + "]" + tail for tail, digits in options.items()]
-    return empty, "(?:" + "|".join(texts) + ")"
-
-
-def as_decimal(value: int | float) -> Decimal:
-    """The decimal that a schema's number was written as.
-
-    Whole floats are taken exactly: the shortest text of a float beyond 2**53 is only close to it.
-    """
-    return Decimal(int(value)) if isinstance(value, int) or value.is_integer() else Decimal(repr(value))
-
-
-def as_divisor(value: int | float) -> int | None:
-    """A multipleOf as an integer, or None if it isn't one."""
-    exact = Fraction(as_decimal(value))
-    return int(exact) if exact.denominator == 1 else None
+    return "(?:" + "|".join(texts) + ")"

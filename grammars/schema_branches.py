@@ -7,6 +7,7 @@ of plain schemas that must all hold, and of schemas that must not (the other opt
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 
 from .errors import UnsupportedSchema
 from .keywords import COMBINING_KEYWORDS, REFUSED_KEYWORDS, validating
@@ -14,6 +15,7 @@ from .schema_negation import negate
 from .schema_references import Conjunction, Located, SchemaDocument
 
 MAX_BRANCHES = 512
+MAX_OPPOSITES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +101,33 @@ class _Spreader:
 
     def _one_of(self, located: Located, trail: tuple[str, ...]) -> list[Branch]:
         options = [located.child("oneOf", index) for index in range(len(located.schema["oneOf"]))]
-        return [
-            Branch(branch.leaves, branch.excluded + tuple(options[:index] + options[index + 1 :]), branch.references)
+        opposites = self._opposites(options, trail)
+        branches: list[Branch] = []
+        for index, option in enumerate(options):
+            others = [other for other in range(len(options)) if other != index]
+            absent = [opposites[other] for other in others if other in opposites]
+            excluded = tuple(options[other] for other in others if other not in opposites)
+            branches += [
+                Branch(branch.leaves, branch.excluded + excluded, branch.references)
+                for branch in self.combine([self.spread(option, trail), *absent], located.path)
+            ]
+        return branches
+
+    def _opposites(self, options: list[Located], trail: tuple[str, ...]) -> dict[int, list[Branch]]:
+        """By index, how to break each option that only requires properties: one of them is absent."""
+        if not self.strict:
+            return {}
+        required = [
+            index
             for index, option in enumerate(options)
-            for branch in self.spread(option, trail)
+            if isinstance(option.schema, dict) and validating(option.schema).keys() == {"required"}
         ]
+        if prod(max(1, len(options[index].schema["required"])) for index in required) > MAX_OPPOSITES:
+            return {}
+        return {
+            index: self.spread(Located(negate(options[index].schema) or False, options[index].path, False), trail)
+            for index in required
+        }
 
     def _condition(self, located: Located, trail: tuple[str, ...]) -> list[Branch]:
         schema = located.schema

@@ -4,7 +4,18 @@ The two sides differ: on the left stands a branch as it is *written* (closed obj
 the right stand all values that the other schema accepts. "False" only means that no proof was found.
 """
 
-from .keywords import ARRAY, FRACTION, INTEGER, NULL, OBJECT, STRING
+from .keywords import (
+    ARRAY,
+    BOOLEAN,
+    FRACTION,
+    INTEGER,
+    NULL,
+    OBJECT,
+    STRING,
+    kinds_of_keyword,
+    kinds_of_type,
+    validating,
+)
 from .pattern_automaton import are_disjoint
 from .schema_branches import Branch, branches_of
 from .schema_facts import (
@@ -20,6 +31,7 @@ from .schema_facts import (
     undeclared_schemas,
 )
 from .schema_references import Conjunction, Located, SchemaDocument
+from .string_formats import FORMAT_PATTERNS
 from .string_patterns import UnsupportedPattern, parse_pattern
 
 MAX_DEPTH = 4
@@ -39,9 +51,21 @@ class DisjointnessProver:
         return common
 
     def accepts_all(self, kind: str, other: Located) -> bool:
-        """True if `other` surely accepts every value of a kind that has few values: null or boolean."""
-        values: list[bool | None] = [None] if kind == NULL else [True, False]
-        return all(self.document.accepts(value, other) for value in values)
+        """True if `other` surely accepts every value of a kind: none of its keywords speaks of that kind."""
+        if kind in (NULL, BOOLEAN):
+            values: list[bool | None] = [None] if kind == NULL else [True, False]
+            return all(self.document.accepts(value, other) for value in values)
+        for _ in range(MAX_DEPTH):
+            if isinstance(other.schema, dict) and validating(other.schema).keys() == {"$ref"}:
+                other = self.document.resolve(other.schema["$ref"], other)
+        if isinstance(other.schema, bool):
+            return other.schema
+        return all(
+            (keyword == "type" and kind in kinds_of_type(value))
+            or keyword == "format"  # an annotation to jsonschema
+            or (kinds_of_keyword(keyword) and kind not in kinds_of_keyword(keyword))
+            for keyword, value in validating(other.schema).items()
+        )
 
     def _never_both(self, left: Conjunction, right: Conjunction, depth: int) -> bool:
         if depth > MAX_DEPTH:
@@ -119,6 +143,9 @@ def _counts_apart(left: Conjunction, right: Conjunction, least: str, most: str) 
 def _patterns_apart(left: Conjunction, right: Conjunction) -> bool:
     try:
         mine = [parse_pattern(leaf.schema["pattern"]) for leaf in left if "pattern" in leaf.schema]
+        if not mine:  # beside a pattern, a format need not be written to
+            formats = {leaf.schema.get("format") for leaf in left} & FORMAT_PATTERNS.keys()
+            mine = [parse_pattern(FORMAT_PATTERNS[name]) for name in sorted(formats)]
         theirs = [parse_pattern(leaf.schema["pattern"], widest=True) for leaf in right if "pattern" in leaf.schema]
     except UnsupportedPattern:
         return False

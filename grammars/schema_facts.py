@@ -6,7 +6,7 @@ from typing import Any
 
 from .errors import UnsupportedSchema
 from .keywords import ALL_KINDS, kinds_of_keyword, kinds_of_type
-from .number_ranges import Bounds, as_decimal
+from .number_bounds import Bounds, as_decimal
 from .schema_references import Conjunction, Located
 
 

@@ -1,8 +1,12 @@
 """Schemas without `not`: what a value must be so that a simple schema does not hold."""
 
+import re
 from typing import Any
 
 from .keywords import validating
+
+_REPEATED_CLASS = re.compile(r"\^\[(?!\^)((?:[^\]\\]|\\.)+)\][+*]\$")
+"""A pattern that says of every character of a string that it is one of a class."""
 
 _ALL_TYPES = ["null", "boolean", "number", "string", "array", "object"]
 
@@ -28,12 +32,23 @@ def negate(schema: Any) -> Any | None:
     return options[0] if len(options) == 1 else {"anyOf": options}
 
 
+def _negate_values(keyword: str, value: Any) -> list[Any]:
+    """Of booleans and null, the other ones and all other types; other values are only left to be tested against."""
+    listed = value if keyword == "enum" else [value]
+    if not all(item is None or isinstance(item, bool) for item in listed):
+        return [{"not": {keyword: value}}]
+    others = [item for item in (True, False, None) if item not in listed]
+    options: list[Any] = [{"type": [name for name in _ALL_TYPES if name not in ("null", "boolean")]}]
+    return [*options, {"enum": others}] if others else options
+
+
 def _negate_keyword(keyword: str, value: Any) -> list[Any]:
     if keyword == "type":
         names = {value} if isinstance(value, str) else set(value)
         if "integer" in names:
             names.add("number")
-        return [{"type": [name for name in _ALL_TYPES if name not in names]}] if names < set(_ALL_TYPES) else []
+        others = [name for name in _ALL_TYPES if name not in names]
+        return [{"type": others}] if others else []
     if keyword == "required":
         return [{"type": "object", "properties": {name: False}} for name in value]
     if keyword == "properties":
@@ -48,7 +63,11 @@ def _negate_keyword(keyword: str, value: Any) -> list[Any]:
     if keyword == "not":
         return [value]
     if keyword in ("enum", "const"):
-        return [{"not": {keyword: value}}]
+        return _negate_values(keyword, value)
+    if keyword == "pattern":
+        repeated = _REPEATED_CLASS.fullmatch(value)
+        # A character outside of the class; no line break, before which Python's `$` matches, too.
+        return [{"type": "string", "pattern": f"[^{repeated[1]}\\n]"}] if repeated else []
     single = {
         "minimum": lambda: {"type": "number", "exclusiveMaximum": value},
         "exclusiveMinimum": lambda: {"type": "number", "maximum": value},

@@ -8,15 +8,17 @@ from typing import Any
 from .characters import CharacterSet
 from .errors import GrammarTooLarge, UnsupportedSchema
 from .fragment import Fragment, any_literal, choice
+from .integer_ranges import integers
 from .json_containers import ContainerWriter
 from .json_strings import string_fragment
 from .json_values import any_value, value_text
 from .keywords import ARRAY, BOOLEAN, FRACTION, INTEGER, NULL, OBJECT, STRING, validating
 from .limits import MAX_SCHEMAS_VISITED, Limits
-from .number_ranges import as_divisor, integers, numbers
+from .number_bounds import as_divisor
+from .number_ranges import numbers
 from .schema_branches import Branch, branches_of
 from .schema_disjoint import DisjointnessProver
-from .schema_facts import intended_kinds, listed_values, number_bounds
+from .schema_facts import intended_kinds, kinds_of, listed_values, number_bounds
 from .schema_references import Conjunction, Located, SchemaDocument
 
 Trail = tuple[str, ...]
@@ -30,14 +32,19 @@ class SchemaCompiler:
         self.document = document
         self.alphabet = alphabet
         self.limits = limits
-        self.notes: dict[str, None] = {}
+        self.cuts: dict[str, None] = {}
+        self.habits: dict[str, None] = {}
         self._prover = DisjointnessProver(document)
         self._visited = 0
         self._any_value: Callable[[int], Fragment] = lru_cache(maxsize=None)(lambda depth: any_value(depth, alphabet))
 
-    def note(self, text: str) -> None:
-        """Remember where the grammar stops short of the schema."""
-        self.notes[text] = None
+    def note_cut(self, path: str, text: str) -> None:
+        """Remember where the grammar stops short of the schema, and another backend might not."""
+        self.cuts[f"{path or 'the root'}: {text}"] = None
+
+    def note_habit(self, path: str, text: str) -> None:
+        """Remember where less than the schema allows is written on purpose."""
+        self.habits[f"{path or 'the root'}: {text}"] = None
 
     def value(self, conjunction: Conjunction, trail: Trail, depth: int) -> Fragment | None:
         """Values that satisfy all schemas of `conjunction`; None if there are none.
@@ -47,9 +54,10 @@ class SchemaCompiler:
         self._visited += 1
         if self._visited > MAX_SCHEMAS_VISITED:
             raise GrammarTooLarge(f"it has more than {MAX_SCHEMAS_VISITED:,} places once its references are followed")
-        conjunction = tuple(located for located in conjunction if not _is_trivial(located.schema))
-        if not conjunction:
-            return self._any_value(max(depth, 0))
+        stated = tuple(located for located in conjunction if not _is_trivial(located.schema))
+        if not stated:
+            return self.free(conjunction[0].path if conjunction else "", depth)
+        conjunction = stated
         options: dict[str, Fragment] = {}
         for branch in branches_of(conjunction, self.document, strict=True):
             option = self._branch(branch, conjunction, trail, depth)
@@ -57,21 +65,30 @@ class SchemaCompiler:
                 options.setdefault(option.regex, option)
         return choice(list(options.values())) if options else None
 
+    def free(self, path: str, depth: int) -> Fragment:
+        """Values that may be anything, nested at most `depth` deep."""
+        depth = max(depth, 0)
+        self.note_habit(path, f"any value, its arrays and objects nested at most {depth} deep")
+        return self._any_value(depth)
+
     def _branch(self, branch: Branch, conjunction: Conjunction, trail: Trail, depth: int) -> Fragment | None:
         for path in branch.references:
             if trail.count(path) > self.limits.recursion:
-                self.note(f"{path or 'the root'}: contains itself at most {self.limits.recursion} times")
+                self.note_cut(path, f"contains itself at most {self.limits.recursion} times")
                 return None
         trail += branch.references
         if not branch.leaves:
             if branch.excluded:
                 raise UnsupportedSchema(branch.excluded[0].path, "oneOf", "one of its options accepts everything")
-            return self._any_value(max(depth, 0))
+            return self.free(conjunction[0].path, depth)
         values = listed_values(branch.leaves)
         if values is not None:
             return self._listed(values, branch)
         self._refuse_unsupported(branch.leaves, conjunction)
         kinds = self._exclusive_kinds(branch)
+        if kinds_of(branch.leaves) - intended_kinds(branch.leaves):
+            spoken_of = " or ".join(sorted(kind for kind in intended_kinds(branch.leaves) if kind != FRACTION))
+            self.note_habit(branch.leaves[0].path, f"no type is given; only what its keywords speak of: {spoken_of}")
         options: list[Fragment | None] = []
         if NULL in kinds:
             options.append(any_literal(["null"]))
@@ -80,7 +97,7 @@ class SchemaCompiler:
         if INTEGER in kinds:
             options.append(self._number(branch.leaves, FRACTION in kinds))
         if STRING in kinds:
-            options.append(string_fragment(branch.leaves, self.alphabet, self.limits.length, self.note))
+            options.append(string_fragment(branch.leaves, self.alphabet, self.limits.length, self.note_cut))
         containers = ContainerWriter(self, branch.leaves, trail, depth)
         if ARRAY in kinds:
             options.append(containers.array())
@@ -105,7 +122,7 @@ class SchemaCompiler:
         kinds = intended_kinds(branch.leaves)
         for other in branch.excluded:
             common = self._prover.kinds_in_common(branch, other) & kinds
-            overlapping = {kind for kind in common & {NULL, BOOLEAN} if self._prover.accepts_all(kind, other)}
+            overlapping = {kind for kind in common if self._prover.accepts_all(kind, other)}
             kinds -= overlapping
             if common - overlapping:
                 path, _, option = other.path.rpartition("/oneOf/")

@@ -15,7 +15,9 @@ _QUERY = rf"(?:\?(?:{_PATH_CHARACTER}|[/?]|%[0-9A-F]{{2}})*)?(?:#(?:{_PATH_CHARA
 _PATH = rf"(?:/(?:{_PATH_CHARACTER}|%[0-9A-F]{{2}})*)*"
 _AUTHORITY = rf"(?:localhost|{_LABEL}|{_HOST}|{_BYTE}(?:\.{_BYTE}){{3}})(?::[0-9]{{1,4}})?"
 _URI = rf"(?:[a-z][a-z0-9+.-]*://{_AUTHORITY}{_PATH}{_QUERY}|[a-z][a-z0-9+.-]*:{_PATH_CHARACTER}+{_PATH}{_QUERY})"
-_REFERENCE = rf"(?:{_URI}|(?:/(?:{_PATH_CHARACTER}+{_PATH})?)?{_QUERY})"
+# A relative path begins with a segment that has no colon, or it would be read as a scheme.
+_FIRST_SEGMENT = r"[A-Za-z0-9._~!$&'()*+,;=@-]+"
+_REFERENCE = rf"(?:{_URI}|(?:/(?:{_PATH_CHARACTER}+{_PATH})?|{_FIRST_SEGMENT}{_PATH})?{_QUERY})"
 _MAIL_NAME = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]{1,30}"
 _EMAIL = rf"{_MAIL_NAME}(?:\.{_MAIL_NAME})?@{_HOST}"
 _DURATION = r"P(?:[0-9]{1,6}[DW]|(?:[0-9]{1,4}Y)(?:[0-9]{1,2}M)?|T[0-9]{1,6}[HMS])"

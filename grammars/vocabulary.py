@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +21,20 @@ END_BYTE = b"\x02"
 _WORD_MARK = "\u2581"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _CONTROL_TOKEN = re.compile(r"<\|.*\|>|</?s>|<(?:pad|unk|bos|eos|mask|start_of_turn|end_of_turn)>")
+
+
+@dataclass(frozen=True, slots=True)
+class TrieLevel:
+    """The beginnings of tokens that are one byte longer than those of the level before (at first: the empty one).
+
+    `parents` [beginnings] says which beginning of the level before each one continues, `last_bytes` [beginnings] by
+    which byte. `ids` [tokens] are the tokens that end here, `nodes` [tokens] which of the beginnings they are.
+    """
+
+    parents: NDArray[np.intp]
+    last_bytes: NDArray[np.intp]
+    ids: NDArray[np.int32]
+    nodes: NDArray[np.intp]
 
 
 class TokenVocabulary:
@@ -87,6 +102,34 @@ class TokenVocabulary:
         return by_bytes
 
     @cached_property
+    def single_bytes(self) -> dict[int, int]:
+        """Token ids by byte, of the usable tokens of one byte."""
+        return {text[0]: ids[0] for text, ids in self.usable.items() if len(text) == 1}
+
+    @cached_property
+    def ids_by_length(self) -> NDArray[np.intp]:
+        """Ids of the usable tokens, the shortest first."""
+        return np.array([token for text in sorted(self.usable, key=len) for token in self.usable[text]], dtype=np.intp)
+
+    @cached_property
+    def trie(self) -> tuple[TrieLevel, ...]:
+        """The usable tokens by their beginnings, for walking all tokens at once."""
+        ids = self.ids_by_length[::-1].astype(np.int32)
+        texts = [self.tokens[token] for token in ids.tolist()]
+        content = np.frombuffer(b"".join(texts), dtype=np.uint8)
+        lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+        starts = np.cumsum(lengths) - lengths
+        nodes = np.zeros(len(texts), dtype=np.intp)
+        levels = []
+        for place in range(self.longest):
+            # The longest tokens stand first.
+            longer, still_longer = (int((lengths > length).sum()) for length in (place, place + 1))
+            beginnings, nodes = np.unique(nodes[:longer] * 256 + content[starts[:longer] + place], return_inverse=True)
+            ends = slice(still_longer, longer)
+            levels.append(TrieLevel(beginnings // 256, beginnings % 256, ids[ends], nodes[ends]))
+        return tuple(levels)
+
+    @cached_property
     def longest(self) -> int:
         """Bytes of the longest usable token."""
         return max(map(len, self.usable), default=1)
@@ -116,7 +159,7 @@ class TokenVocabulary:
     @cached_property
     def alphabet(self) -> CharacterSet:
         """The characters that can be spelled byte by byte."""
-        return spellable(frozenset(text[0] for text in self.usable if len(text) == 1))
+        return spellable(frozenset(self.single_bytes))
 
     @property
     def start_id(self) -> int:

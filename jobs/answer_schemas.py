@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from grammars import AnswerGrammar, GrammarCache, UnsupportedSchema, stock_schema, stock_schema_names
+from grammars import AnswerGrammar, Compilation, GrammarCache, UnsupportedSchema, stock_schema, stock_schema_names
 from jobs.errors import JobFileError
 from jobs.job_file import resolve_path
 from jobs.job_settings import Job
@@ -19,13 +19,14 @@ UNNAMED = "inline"
 
 @dataclass(frozen=True, slots=True)
 class AnswerSchema:
-    """A schema ready for use: `text` is its compact JSON, keys in their order."""
+    """A schema ready for use: `text` is its compact JSON, keys in their order; `compilation` says what it took."""
 
     name: str
     schema: dict[str, Any] | bool
     text: str
     validator: AnswerValidator
     grammar: AnswerGrammar
+    compilation: Compilation
 
 
 class RowSchemaError(ValueError):
@@ -85,6 +86,24 @@ class AnswerSchemas:
         """Schemas with a name, for the typed views."""
         return {schema.name: schema.schema for schema in self._by_text.values() if schema.name != UNNAMED}
 
+    def compiled(self) -> list[dict[str, Any]]:
+        """For each distinct schema so far, ready for JSON: its name, its backend, and what compiling it took.
+
+        `seconds` are of a process in the background; with `from_disk` true, the grammar was only read.
+        """
+        distinct: dict[str, AnswerSchema] = {}
+        for schema in self._by_text.values():
+            distinct.setdefault(schema.text, schema)
+        return [
+            {
+                "schema": schema.name,
+                "backend": schema.grammar.backend,
+                "seconds": round(schema.compilation.seconds, 3),
+                "from_disk": schema.compilation.from_disk,
+            }
+            for schema in distinct.values()
+        ]
+
     def _from_job(self, job: Job, setting: str, name: str, place: str) -> AnswerSchema:
         path = resolve_path(job, place)
         if path.is_file():
@@ -118,5 +137,7 @@ class AnswerSchemas:
             validator = AnswerValidator(schema)
             settings = self._settings
             grammar = self._grammars.get(schema, backend=settings.backend, lenient=settings.lenient)
-            self._by_text[key] = AnswerSchema(name, schema, text, validator, grammar)
+            compilation = self._grammars.compilation(schema, backend=settings.backend, lenient=settings.lenient)
+            assert compilation is not None
+            self._by_text[key] = AnswerSchema(name, schema, text, validator, grammar, compilation)
         return self._by_text[key]

@@ -204,6 +204,32 @@ ACCEPTED: list[tuple[str, Any, list[Any]]] = [
     ),
     ("allOf of numbers", {"allOf": [{"type": "integer"}, {"minimum": 3}, {"maximum": 5}]}, [3, 5, 2, 6]),
     ("not", {"not": {"type": ["string", "object", "array", "number"]}}, [True, None, "x", 1]),
+    ("not a small integer", {"not": {"type": "integer", "maximum": 9}}, [10, None, [], {"a": 1}, 9]),
+    ("not true", {"not": {"const": True}, "type": ["boolean", "integer"]}, [False, 1, True]),
+    ("not only punctuation", {"type": "string", "minLength": 1, "not": {"pattern": "^[.,\\s]+$"}}, ["a", ".a ", " ."]),
+    (
+        "if a flag",
+        obj(
+            {"f": {"type": "boolean"}, "v": {}},
+            **{"if": {"properties": {"f": {"const": True}}}, "then": {"required": ["v"]}},
+        ),
+        [{"f": False}, {"f": True, "v": 1}, {"f": True}],
+    ),
+    (
+        "one of several required",
+        obj({"a": {}, "b": {}, "c": {}}, oneOf=[{"required": ["a"]}, {"required": ["b", "c"]}]),
+        [{"a": 1}, {"b": 1, "c": 1}, {"a": 1, "b": 1}, {"a": 1, "b": 1, "c": 1}, {"b": 1}, {}],
+    ),
+    (
+        "one of it and a list of it",
+        {"oneOf": [{"required": ["a"], "properties": {"a": {}}}, {"type": "array"}]},
+        [{"a": 1}, [1]],
+    ),
+    (
+        "one of a format and a pattern",
+        {"oneOf": [{"format": "uuid"}, {"pattern": "^\\$[A-Z]+$"}]},
+        ["2eb8aa08-aa98-11ea-b4aa-73b441d16380", "$AB"],
+    ),
     (
         "not required",
         obj({"a": {}, "b": {}}, required=["a"], **{"not": {"required": ["b"]}}),

@@ -6,7 +6,6 @@ hypothesis-jsonschema.
 
 import json
 import random
-import re
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,11 +16,11 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.internal.conjecture.utils import many
 from hypothesis_jsonschema import from_schema
+from hypothesis_jsonschema._canonicalise import FALSEY
 
 from grammars import AnswerGrammar, InvalidSchema, UnsupportedSchema, compile_schema
-from grammars.keywords import validating
-from grammars.schema_references import Located
-from grammars.schema_walk import all_schemas
+from grammars.limits import LADDER
+from grammars.schema_walk import rewritten
 from tests.grammars.helpers import accepts, byte_vocabulary, is_valid, preferring, random_writer, write_answer
 from tests.grammars.instances import UndeclaredKey, in_schema_order
 
@@ -127,9 +126,16 @@ def check_soundness(grammar: AnswerGrammar, number: int) -> int:
     return finished
 
 
+def mended() -> None:
+    """hypothesis-jsonschema 0.23 can take the keyword out of its own `{"not": {}}`, and stumbles from then on."""
+    FALSEY.clear()
+    FALSEY["not"] = {}
+
+
 def instances_of(schema: Any, chosen_seed: int) -> list[Any]:
     """Valid instances as a grammar would write them; often none are found."""
     found = []
+    mended()
 
     def keep(value: Any) -> None:
         if is_valid(schema, json.dumps(value)):
@@ -150,30 +156,38 @@ def generated(examples: int, chosen_seed: int) -> Callable[[Any], Any]:
     return lambda function: seed(chosen_seed)(chosen(function))
 
 
-BY_DESIGN = ("control characters", "numbers of many digits", "another type than the keywords speak of", "formats")
-"""Strings need no control characters but those with a short escape, numbers end after 15 digits (12 behind the point
-where there is a bound), a schema without `type` is written as what its keywords speak of, and a known `format` is kept
-although Draft 2020-12 doesn't ask for it."""
+FREE_DEPTH = LADDER[0].free_depth
+BY_DESIGN = ("formats", "no type is given", "free values nest deeper", "keys that match no pattern")
+"""A known `format` is kept although Draft 2020-12 doesn't ask for it, a schema without `type` is written as what its
+keywords speak of, the depth of values that may be anything has a limit, and beside `patternProperties` no other keys
+are written. The lint says each of it."""
 
 
-def cause_of(schema: Any, text: str) -> str:
+def cause_of(grammar: AnswerGrammar, text: str) -> str:
     """Why a valid instance can't be written."""
-    if re.search(r"\\u00[01]", text):
-        return "control characters"
-    if re.search(r"\d{13}|[eE][+-]?\d", text):
-        return "numbers of many digits"
-    if '"format"' in json.dumps(schema):
-        return "formats"
-    untyped = [located for located in all_schemas(Located(schema, "")) if isinstance(located.schema, dict)]
-    if any("type" not in located.schema and validating(located.schema) for located in untyped):
-        return "another type than the keywords speak of"
-    return "unknown"
+    if '"format"' in json.dumps(grammar.schema):
+        without = rewritten(grammar.schema, lambda part, _: {name: part[name] for name in part if name != "format"})
+        if accepts(compile_schema(without, VOCABULARY, backend=grammar.backend), text):
+            return "formats"
+    if any("no type is given" in note for note in grammar.notes):
+        return "no type is given"
+    if any("only keys that match" in note for note in grammar.notes):
+        return "keys that match no pattern"
+    if any("nested at most" in note for note in grammar.notes) and depth(json.loads(text)) > FREE_DEPTH:
+        return "free values nest deeper"
+    return "DEL" if "\x7f" in text and grammar.backend == "llguidance" else "unknown"
+
+
+def depth(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inner is None else 1 + max(map(depth, inner), default=0)
 
 
 def run(examples: int, chosen_seed: int) -> tuple[Counter[str], list[Any]]:
     counts: Counter[str] = Counter()
     misses: list[Any] = []
     accepted: list[AnswerGrammar] = []
+    mended()
 
     @generated(examples, chosen_seed)
     @given(schemas(2))
@@ -196,10 +210,10 @@ def run(examples: int, chosen_seed: int) -> tuple[Counter[str], list[Any]]:
             if accepts(grammar, text):
                 counts["written"] += 1
                 continue
-            cause = cause_of(grammar.schema, text)
+            cause = cause_of(grammar, text)
             counts[f"not written: {cause}"] += 1
-            if cause == "unknown":
-                misses.append((grammar.backend, grammar.schema, ascii(text)))
+            if cause not in BY_DESIGN:
+                misses.append((cause, grammar.backend, grammar.schema, ascii(text)))
     return counts, misses
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from grammars import GrammarCache, InvalidSchema, UnsupportedSchema, compile_schema
 from grammars.grammar_file import MAGIC, dump_grammar, dump_refusal, load_result
+from grammars.grammar_folder import GrammarFolder
 from tests.grammars.helpers import accepts_value, byte_vocabulary
 
 VOCABULARY = byte_vocabulary()
@@ -97,6 +98,39 @@ def test_bad_files_are_ignored(damage: str, cache: GrammarCache, tmp_path: Path)
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+def test_the_least_recently_used_files_go(tmp_path: Path) -> None:
+    folder = GrammarFolder(tmp_path, most_bytes=10_000)
+    for number in range(4):
+        folder.write(f"k{number}", dump_refusal(InvalidSchema("", "x" * 3000)))
+        os.utime(tmp_path / f"k{number}.grammar", (number, number))
+        if number == 2:
+            (tmp_path / "left.unfinished").write_bytes(b"-" * 2000)
+            os.utime(tmp_path / "left.unfinished", (0, 0))
+            (tmp_path / "not ours").write_bytes(b"-" * 20_000)
+            assert folder.read("k0", {}, VOCABULARY) is not None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["k0.grammar", "k2.grammar", "k3.grammar", "not ours"]
+    assert folder.read("k1", {}, VOCABULARY) is None
+
+
+def test_what_compiling_took(cache: GrammarCache, tmp_path: Path) -> None:
+    """Case 48: compile time can be reported, and whether a grammar was only read."""
+    assert cache.compilation(SCHEMA) is None
+    cache.get(SCHEMA)
+    first = cache.compilation(SCHEMA)
+    assert first is not None
+    assert (first.from_disk, first.seconds > 0) == (False, True)
+    with pytest.raises(UnsupportedSchema):
+        cache.get({"uniqueItems": True, "type": "array"})
+    refused = cache.compilation({"uniqueItems": True, "type": "array"})
+    assert refused is not None
+    assert cache.compile_seconds == first.seconds + refused.seconds
+    again = GrammarCache(VOCABULARY, tmp_path)
+    again.get(SCHEMA)
+    second = again.compilation(SCHEMA)
+    assert second is not None
+    assert second.from_disk
+
+
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     cache = GrammarCache(VOCABULARY, tmp_path / "file")
@@ -116,7 +150,7 @@ def test_time_and_memory_have_limits() -> None:
     """The index of so long a string takes gigabytes on a real vocabulary, so here the limits are small."""
     schema = {"type": "string", "maxLength": 30_000}
     short = GrammarCache(VOCABULARY, memory_bytes=8 << 20)
-    with pytest.raises(UnsupportedSchema, match="takes more than 20 s or 8 MiB"):
+    with pytest.raises(UnsupportedSchema, match="takes more than 40 s or 8 MiB"):
         short.get(schema, backend="index")
     assert short.get({"type": "integer"}).backend in ("index", "llguidance")
     short.close()

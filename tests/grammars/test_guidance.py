@@ -16,6 +16,7 @@ from tests.grammars.helpers import (
     allowed_ids,
     assert_sound,
     byte_vocabulary,
+    is_valid,
     random_writer,
     write_answer,
 )
@@ -129,13 +130,28 @@ def test_objects_are_closed_where_that_is_sound() -> None:
     closed = {"additionalProperties": False}
     inner = {"type": "object", "properties": {"x": {}}}
     assert for_guidance({"properties": {"p": inner, "q": {"items": inner}}}) == {
-        "properties": {"p": inner | closed, "q": {"items": inner | closed}}, **closed
+        "properties": {"p": inner | closed, "q": {"type": ["array"], "items": inner | closed}},
+            "type": ["object"], **closed,
     }  # fmt: skip
     for keyword in ("allOf", "oneOf", "anyOf"):
         combined = {"properties": {"p": {}}, keyword: [inner, {"type": "null"}]}
         assert for_guidance(combined) == combined
     for schema in ({"not": inner}, {"if": inner, "then": inner}, inner | {"required": ["y"]}, inner | {"enum": [{}]}):
         assert for_guidance(schema) == schema
+
+
+@pytest.mark.parametrize("pattern", ["^\\S+$", "^\\D$", "\\W", "^[^\\s]$", "^[^\\d,]{1,2}$", "^a\\W?[^\\w]*$"])
+def test_classes_that_readers_differ_about(pattern: str) -> None:
+    schema = {"type": "string", "pattern": pattern}
+    grammar = compile_schema(schema, VOCABULARY, backend="llguidance")
+    characters = [*map(chr, range(0x100)), *"\u0660\u0967\uff11\u1680\u2003\u2028\u200b\ufeff\u4e00"]
+    for character in characters:
+        for text in (character, "a" + character):
+            assert not accepts_value(grammar, text) or is_valid(schema, json.dumps(text)), ascii(text)
+    assert accepts_value(grammar, "a,") or accepts_value(grammar, "a") or accepts_value(grammar, "-")
+    other = {"oneOf": [schema, {"type": "null"}]}
+    with pytest.raises(UnsupportedSchema, match="readers differ"):
+        compile_schema(other, VOCABULARY, backend="llguidance")
 
 
 def test_what_it_would_judge_differently_is_refused() -> None:

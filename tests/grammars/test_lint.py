@@ -122,6 +122,27 @@ def test_the_backend_is_said(grammars: GrammarCache) -> None:
     assert "100000" in cut.notes[0]
 
 
+def test_what_is_written_less_of_is_said_by_path(grammars: GrammarCache) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"any": {}, "least": {"minimum": 3}, "shape": {"properties": {"a": {"type": "null"}}},
+                       "list": {"type": "array"}, "day": {"type": "string", "format": "date"}},
+    }  # fmt: skip
+    report = lint_schema(schema, grammars)
+    assert report.grammar is not None
+    assert report.grammar.backend == "index"
+    said = dict(note.split(": ", 1) for note in report.notes)
+    assert "nested at most 3 deep" in said["/properties/any"]
+    assert "nested at most 2 deep" in said["/properties/list"]
+    assert "speak of: integer" in said["/properties/least"]
+    assert "speak of: object" in said["/properties/shape"]
+    assert "Draft 2020-12" in notes(report)["/properties/day/format"]
+    assert report.compilation is not None
+    other = lint_schema(schema, grammars, backend="llguidance")
+    assert any(note.startswith("/properties/least: no type is given") for note in other.notes)
+    assert not any("nested" in note for note in other.notes)
+
+
 def test_parts_of_a_schema_that_is_left_out_share_its_status(grammars: GrammarCache) -> None:
     report = lint_schema({"type": "string", "not": {"pattern": "a"}}, grammars, lenient=True)
     assert statuses(report)["/not/pattern"] == CHECKED_AFTER

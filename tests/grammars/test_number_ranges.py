@@ -5,14 +5,17 @@ import re
 from decimal import Decimal
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grammars.number_ranges import Bounds, as_decimal, integers, numbers
+from grammars.integer_ranges import integers
+from grammars.number_bounds import Bounds, as_decimal
+from grammars.number_ranges import numbers
 
 SMALL = st.integers(-1200, 1200)
 BOUND = st.one_of(
-    SMALL, st.integers(-(10**17), 10**17), st.floats(-50, 50), st.floats(-1e17, 1e17), st.sampled_from([0.1, 0.3, -0.5])
+    SMALL, st.integers(-(10**26), 10**26), st.floats(-50, 50), st.floats(-1e17, 1e17), st.sampled_from([0.1, 0.3, -0.5])
 )
 
 
@@ -67,8 +70,8 @@ def near_texts(draw: Any, bounds: list[Any]) -> str:
     text = format(as_decimal(draw(st.sampled_from(bounds or [0]))), "f")
     if "." not in text and draw(st.booleans()):
         text += "."
-    text = text[: draw(st.integers(1, len(text)))] + draw(st.text("0123456789", max_size=6))
-    return text + ("0" if text.endswith((".", "-")) else "")
+    text = text[: draw(st.integers(1, len(text)))] + draw(st.text("0123456789", max_size=24))
+    return text + ("0" if text.endswith((".", "-")) else "") + draw(st.sampled_from(["", "", "e-05", "E7", "e+23"]))
 
 
 @settings(max_examples=300, deadline=None)
@@ -84,6 +87,29 @@ def test_numbers_are_sound(data: Any, low: Any, low_open: bool, high: Any, high_
     for text in texts:
         if re.fullmatch(fragment.regex, text):
             assert within(json.loads(text), low, low_open, high, high_open), text
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.none() | BOUND, st.none() | BOUND, st.floats(-1e15, 1e15) | st.floats(-2, 2))
+def test_numbers_accept_floats_between(low: Any, high: Any, value: float) -> None:
+    fragment = numbers(make_bounds(low, False, high, False))
+    # Near zero, Python writes an exponent; one of the bound's own size is not written.
+    if within(value, low, False, high, False) and (value == 0 or abs(value) >= 1e-4) and repr(value) != "-0.0":
+        assert fragment is not None
+        assert re.fullmatch(fragment.regex, repr(value)), fragment
+
+
+@pytest.mark.parametrize("low", [None, 0, 1, -3])
+def test_numbers_of_any_size(low: int | None) -> None:
+    bounds = make_bounds(low, False, None, False)
+    for text in ("1" + "0" * 400, "5e-05", "1.5e+16", "1.7976931348623157e+308", "2e300", "0.30000000000000004"):
+        fragment = integers(bounds) if text.isdigit() else numbers(bounds)
+        assert fragment is not None
+        assert bool(re.fullmatch(fragment.regex, text)) == within(json.loads(text), low, False, None, False)
+    fragment = numbers(bounds)
+    assert fragment is not None
+    for text in ("1.8e308", "1e309", "1" * 310 + ".5", "9" * 16 + "e300"):
+        assert not re.fullmatch(fragment.regex, text)
 
 
 @settings(max_examples=150, deadline=None)

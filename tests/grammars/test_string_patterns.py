@@ -87,6 +87,14 @@ def test_questions_between_patterns() -> None:
     assert count_states(parse_pattern("^a{3}$")) == 4
 
 
+@pytest.mark.parametrize(
+    ("text", "good"),
+    [("a/b:c", True), ("", True), ("?q#f", True), ("/x", True), ("h:x", True), ("1:2", False), (":a", False)],
+)
+def test_references_to_uris(text: str, good: bool) -> None:
+    assert bool(re.fullmatch(FORMAT_PATTERNS["uri-reference"], text)) == good
+
+
 @pytest.mark.parametrize("name", sorted(FORMAT_PATTERNS))
 def test_formats_are_subsets(name: str) -> None:
     checker = Draft202012Validator.FORMAT_CHECKER

@@ -87,3 +87,18 @@ def test_an_unbounded_string_ends_within_max_tokens(make_job, tmp_path: Path, ba
     path = make_job(sample_rows(2, 3), answer={"schema": "open.json", "backend": backend}, sampling={"max_tokens": 30})
     outcome = run_job(load_job(path), command="test", stop=StopRequest())
     assert (outcome.run.rows_ok, outcome.run.rows_failed) == (6, 0)
+
+
+def test_what_compiling_took(make_job, tmp_path: Path) -> None:
+    """NEEDS.md, case 48: each distinct schema once, for the plan and the report."""
+    (tmp_path / "other.json").write_text('{"type": "integer", "maximum": 77}')
+    same = json.dumps({"type": "integer", "maximum": 77})
+    path = make_job(sample_rows(1, 2))
+    path.write_text(path.read_text() + '\n[answer.schemas]\nnumber = "other.json"\n')
+    prepared = prepare(load_job(path))
+    prepared.schemas.of_row(same)
+    first = prepared.schemas.compiled()
+    assert [entry["schema"] for entry in first] == ["number", "verdict"]
+    assert all(entry["backend"] == "index" and entry["seconds"] >= 0 for entry in first)
+    again = prepare(load_job(path)).schemas.compiled()
+    assert [entry["from_disk"] for entry in again] == [True, True]
