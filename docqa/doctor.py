@@ -18,6 +18,7 @@ from docqa.doctor_machine import check_device, check_disk, check_versions
 from docqa.doctor_model import check_memory, check_model
 from docqa.exit_status import NOTHING_RUN
 from docqa.options import json_option
+from docqa.plain_console import plain_console
 from engine.model_source import cache_folder
 from jobs.job_file import job_from_settings, resolve_path
 from jobs.job_settings import Job
@@ -39,7 +40,7 @@ def command(job_file: Path | None, model: str | None, as_json: bool) -> None:
         passed = all(check.status != FAIL for check in checks)
         click.echo(json.dumps({"ok": passed, "checks": [asdict(check) for check in checks]}, ensure_ascii=False))
     else:
-        print_checks(checks, Console())
+        print_checks(checks, plain_console())
     sys.exit(NOTHING_RUN if any(check.status == FAIL for check in checks) else 0)
 
 

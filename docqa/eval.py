@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from docqa.eval_view import print_evaluation
 from docqa.options import json_option
+from docqa.plain_console import plain_console
 from jobs.errors import OutputError
 from jobs.evaluate import AnswerSet, evaluate, own_gold, read_answers
 from jobs.evaluate_compare import comparison
@@ -69,7 +69,7 @@ def command(
     if as_json:
         click.echo(json.dumps(found, ensure_ascii=False, allow_nan=False))
     else:
-        print_evaluation(found, Console())
+        print_evaluation(found, plain_console())
 
 
 def evaluation_of(

@@ -8,7 +8,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from jobs.evaluate_summary import WHOLE_ANSWER
 
@@ -40,8 +39,7 @@ def print_evaluation(found: dict[str, Any], console: Console) -> None:
     table = _table("property", "kind", "rows", "correct", "of answered", "F1", "error")
     for one in found["properties"]:
         mean_error = one.get("mean_absolute_error")
-        _add_row(
-            table,
+        table.add_row(
             one["property"] or WHOLE_ANSWER,
             one["kind"],
             f"{one['rows']:,}",
@@ -80,8 +78,7 @@ def _print_classes(one: dict[str, Any], console: Console) -> None:
     table = _table("class", "precision", "recall", "F1", "gold", *headings)
     for index in shown:
         figures, counts = one["classes"][index], confusion["counts"][index]
-        _add_row(
-            table,
+        table.add_row(
             _value(figures["class"]),
             *(_share(figures[name]) for name in ("precision", "recall", "f1")),
             f"{figures['gold']:,}",
@@ -103,7 +100,7 @@ def _print_groups(groups: Sequence[dict[str, Any]], name: str, console: Console)
     for one in groups[:SHOWN_GROUPS]:
         shares = (_share(one["accuracy_by_property"].get(shown)) for shown in properties)
         counts = (f"{one['rows']:,}", f"{one['answered']:,}")
-        _add_row(table, one[name], *counts, _share(one["accuracy"]), *shares, _share(one["f1"]))
+        table.add_row(one[name], *counts, _share(one["accuracy"]), *shares, _share(one["f1"]))
     console.print(table)
 
 
@@ -116,7 +113,7 @@ def _print_comparison(found: dict[str, Any], console: Console) -> None:
         _add_pair(table, name, one)
         if "f1" in one:
             f1 = one["f1"]
-            _add_row(table, f"{name} (F1)", "", _share(f1["before"]), _share(f1["now"]), f"{f1['better']:,}",
+            table.add_row(f"{name} (F1)", "", _share(f1["before"]), _share(f1["now"]), f"{f1['better']:,}",
                           f"{f1['worse']:,}", f"{f1['p_value']:.3g}")  # fmt: skip
     console.print(table)
     if found["rows_only_here"] or found["rows_only_there"]:
@@ -140,7 +137,7 @@ def _print_comparison(found: dict[str, Any], console: Console) -> None:
 def _add_pair(table: Table, name: str, pair: dict[str, Any]) -> None:
     rows = pair["rows"]
     shares = (_share(pair[part] / rows if rows else None) for part in ("correct_before", "correct_now"))
-    _add_row(table, name, f"{rows:,}", *shares, f"{pair['better']:,}", f"{pair['worse']:,}", f"{pair['p_value']:.3g}")
+    table.add_row(name, f"{rows:,}", *shares, f"{pair['better']:,}", f"{pair['worse']:,}", f"{pair['p_value']:.3g}")
 
 
 def _table(first: str, *others: str) -> Table:
@@ -151,11 +148,6 @@ def _table(first: str, *others: str) -> Table:
     return table
 
 
-def _add_row(table: Table, *cells: str) -> None:
-    """Cells as they are: what stands in brackets in them is no markup."""
-    table.add_row(*map(Text, cells))
-
-
 def _heading(console: Console, title: str, note: str) -> None:
     console.print()
     _say(console, title, style="bold")
@@ -163,7 +155,7 @@ def _heading(console: Console, title: str, note: str) -> None:
 
 
 def _say(console: Console, text: str, style: str | None = None) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True, style=style)
+    console.print(text, highlight=False, soft_wrap=True, style=style)
 
 
 def _share(value: float | None) -> str:

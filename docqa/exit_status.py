@@ -14,7 +14,7 @@ HELP = """
 \b
 Exit status:
   0  every row is ok
-  1  finished, some rows failed (within run.max_failures)
+  1  finished, some rows failed (within run.max_failures), or files were skipped
   2  bad command line, job file, schema or input: nothing was run
   3  ended abnormally: engine or disk failure, or more failures than allowed
   4  another run holds the output

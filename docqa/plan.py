@@ -11,8 +11,11 @@ from rich.table import Table
 
 from docqa.job_options import JobOptions, job_options
 from docqa.options import json_option, quiet_option
+from docqa.plain_console import plain_console
 from docqa.run_log import TextLog, observer_of
 from engine.kv_memory import kv_page_bytes
+from jobs.near_documents import near_documents
+from jobs.prompt_order import order_costs
 from jobs.run import PreparedJob, prepare
 
 SHOWN_REJECTED_ROWS = 20
@@ -30,7 +33,7 @@ def command(job_options: JobOptions, quiet: bool, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(summary, ensure_ascii=False))
     else:
-        print_plan(summary, Console())
+        print_plan(summary, plain_console())
 
 
 def plan_summary(prepared: PreparedJob) -> dict[str, Any]:
@@ -68,6 +71,8 @@ def plan_summary(prepared: PreparedJob) -> dict[str, Any]:
         "document_tokens": sum(plan.document_tokens.values()),
         "prompt_tokens": prompt_tokens,
         "minimum_tokens": plan.minimum_tokens,
+        "warnings": plan_warnings(prepared),
+        "bad_files": [{"file": name, "reason": reason} for name, reason in data.bad_files],
         "shared_tokens": prompt_tokens - plan.minimum_tokens,
         "longest_prompt_tokens": max((len(planned.prompt) for planned in plan.rows), default=0),
         "smallest_kv_bytes": {
@@ -75,6 +80,13 @@ def plan_summary(prepared: PreparedJob) -> dict[str, Any]:
             for dtype, size in (("bfloat16", 2), ("float32", 4))
         },
     }
+
+
+def plan_warnings(prepared: PreparedJob) -> list[str]:
+    """What makes the job compute more than it would have to, a sentence each."""
+    plan, documents, prompts = prepared.plan, prepared.data.documents, prepared.prompts
+    near = near_documents((documents[name] for name in plan.document_tokens), prompts.text_ids).sentence()
+    return [cost.sentence() for cost in order_costs(plan.rows, documents, prompts)] + [near] * bool(near)
 
 
 def print_plan(summary: dict[str, Any], console: Console) -> None:
@@ -109,10 +121,12 @@ def print_plan(summary: dict[str, Any], console: Console) -> None:
     smallest = summary["smallest_kv_bytes"]
     row("smallest KV memory", smallest["bfloat16"], f"bytes in bfloat16; {smallest['float32']:,} in float32")
     console.print(table)
+    for warning in summary["warnings"]:
+        console.print(f"warning: {warning}", soft_wrap=True)
     for rejected in summary["rejected_rows"][:SHOWN_REJECTED_ROWS]:
         key = f"{rejected['doc_id']} / {rejected['question_id']}"
-        console.print(f"{rejected['status']}: {key}: {rejected['error']}", markup=False, soft_wrap=True)
+        console.print(f"{rejected['status']}: {key}: {rejected['error']}", soft_wrap=True)
     more = len(summary["rejected_rows"]) - SHOWN_REJECTED_ROWS
     if more > 0:
-        console.print(f"and {more} more rows that can't run; --json lists all", markup=False)
-    console.print(f"model {summary['model']}, answers to {summary['database']}", markup=False, soft_wrap=True)
+        console.print(f"and {more} more rows that can't run; --json lists all")
+    console.print(f"model {summary['model']}, answers to {summary['database']}", soft_wrap=True)

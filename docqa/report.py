@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from docqa.exit_status import ENDED_ABNORMALLY
 from docqa.options import json_option, quiet_option
+from docqa.plain_console import plain_console
 from docqa.report_check import disagreements
 from docqa.report_figures import report_of, run_of
 from docqa.report_page import page_of, write_page
@@ -55,7 +55,7 @@ def command(database: Path, run_id: str | None, page: Path | None, check: bool, 
     if as_json:
         click.echo(json.dumps(report, ensure_ascii=False))
     elif page is None:
-        print_report(report, Console())
+        print_report(report, plain_console())
 
 
 def _check(store: AnswerStore, run_id: str | None, *, quiet: bool, as_json: bool) -> None:

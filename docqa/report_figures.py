@@ -13,6 +13,7 @@ from docqa.report_changes import changes_since
 from docqa.report_levels import RowTokens, reuse_by_level
 from jobs.errors import OutputError
 from jobs.store import AnswerStore, RunRecord
+from jobs.store_schema import QUOTES_VERSION
 
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "max": 1.0}
 SLOWEST_ROWS = 10
@@ -48,6 +49,7 @@ def report_of(store: AnswerStore, run_id: str | None) -> dict[str, Any]:
             "slowest_rows": _slowest_rows(rows, run),
             "timeline": _timeline(rows, run),
             **_reuse(rows, run),
+            "quotes": _quotes(rows, run) if store.version >= QUOTES_VERSION else None,
             "failures": _failures(rows, run),
             "errors": rows(
                 "SELECT doc_id, question_id, status, error FROM answers "
@@ -64,6 +66,7 @@ def run_figures(run: RunRecord) -> dict[str, Any]:
     """A run's own record with what follows from it: shares and speeds, None where there is nothing to divide by."""
     return asdict(run) | {
         "config": json.loads(run.config),
+        "bad_files": json.loads(run.bad_files or "[]"),
         "started_at": run.started_at.isoformat(),
         "finished_at": run.finished_at.isoformat() if run.finished_at else None,
         "rows_pending": run.rows_pending,
@@ -84,6 +87,16 @@ def rows_of(connection: duckdb.DuckDBPyConnection) -> Rows:
         return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
 
     return rows
+
+
+def _quotes(rows: Rows, run: RunRecord) -> dict[str, int] | None:
+    """How many quotes the answers have and how many of them stand in their documents; None if no schema marks any."""
+    found = rows(
+        "SELECT count(*) AS quotes, count_if(is_found = 'true') AS found FROM (SELECT "
+        "unnest(json_extract_string(quotes, '$.*.found')) AS is_found FROM answers WHERE run_id = ?)",
+        run.run_id,
+    )[0]
+    return found if found["quotes"] else None
 
 
 def _percentiles(rows: Rows, run: RunRecord) -> dict[str, float | None]:

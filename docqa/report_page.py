@@ -20,7 +20,7 @@ from docqa import report_charts
 from docqa.report_changes import CHANGES
 from docqa.report_figures import PERCENTILES
 from docqa.report_rows import cut_text, page_data
-from docqa.wording import bytes_text, duration, row_counts
+from docqa.wording import bad_files_text, bytes_text, duration, row_counts
 from jobs.errors import OutputError
 from jobs.store import AnswerStore
 
@@ -67,6 +67,7 @@ def page_of(store: AnswerStore, report: dict[str, Any]) -> str:
     return environment.get_template("report.html").render(
         report=report,
         row_counts=row_counts(report),
+        bad_files_text=bad_files_text,
         percentiles=PERCENTILES,
         comparison=_comparison(report),
         level_titles=report_charts.LEVEL_TITLES,

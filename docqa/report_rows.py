@@ -8,6 +8,7 @@ from typing import Any
 from docqa.report_changes import CHANGES, changed_rows
 from docqa.report_figures import rows_of
 from jobs.store import AnswerStore
+from jobs.store_schema import QUOTES_VERSION
 
 MOST_ROW_BYTES = 11 << 20
 MOST_TEXT_CHARACTERS = 4_000
@@ -17,7 +18,7 @@ MOST_ID_CHARACTERS = 200
 
 ROW_COLUMNS = ("doc_id", "question_id", "question", "schema_name", "document_hash", "status", "change", "answer",
                 "before", "error", "raw_text", "prompt_tokens", "cached_tokens", "output_tokens", "ttft_seconds",
-                "latency_seconds")  # fmt: skip
+                "latency_seconds", "quotes")  # fmt: skip
 REPEATED = ("doc_id", "question_id", "question", "schema_name", "document_hash", "status", "change")
 DOCUMENT_COLUMNS = ("document_hash", "doc_id_count", "rows", "rows_ok", "prompt_tokens", "minimum_tokens",
                     "computed_tokens", "cached_tokens", "seconds")  # fmt: skip
@@ -29,11 +30,12 @@ def page_data(store: AnswerStore, report: dict[str, Any]) -> dict[str, Any]:
     Rows are in the order of their keys. If not all fit, failed ones come first, then changed ones; `shown` says how
     many of `total` there are, and `texts_cut` how many texts were cut.
     """
+    quotes = "quotes" if store.version >= QUOTES_VERSION else "NULL AS quotes"
     with store.reading() as connection:
         found = rows_of(connection)(
             "SELECT doc_id, question_id, question, schema_name, document_hash, status, answer, error, "
             "CASE WHEN status <> 'ok' THEN raw_text END AS raw_text, prompt_tokens, cached_tokens, output_tokens, "
-            "round(ttft_seconds, 3) AS ttft_seconds, round(latency_seconds, 3) AS latency_seconds "
+            f"round(ttft_seconds, 3) AS ttft_seconds, round(latency_seconds, 3) AS latency_seconds, {quotes} "
             "FROM answers WHERE run_id = ? ORDER BY doc_id, question_id",
             report["run_id"],
         )

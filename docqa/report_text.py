@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from docqa.report_figures import PERCENTILES
-from docqa.wording import duration, row_counts
+from docqa.wording import bad_files_text, duration, row_counts
 
 SHOWN = 10
 SHOWN_SLOWEST = 3
@@ -17,9 +16,11 @@ SHOWN_SLOWEST = 3
 
 def print_report(report: dict[str, Any], console: Console) -> None:
     """The report for people."""
-    console.print(f"Run {report['run_id']} of {report['job_name']}: {report['status']}", markup=False, style="bold")
+    console.print(f"Run {report['run_id']} of {report['job_name']}: {report['status']}", style="bold")
     if report["error"]:
-        console.print(report["error"], markup=False, soft_wrap=True)
+        console.print(report["error"], soft_wrap=True)
+    if report["bad_files"]:
+        console.print(bad_files_text(report["bad_files"]), soft_wrap=True)
     console.print(_totals(report))
     _print_latency(report, console)
     _print_documents(report, console)
@@ -37,6 +38,10 @@ def _totals(report: dict[str, Any]) -> Table:
         table.add_row(f"  {status}", f"{count:,}")
     if report["rows_removed"]:
         table.add_row("  removed", f"{report['rows_removed']:,}", "by docqa compact; what is listed below lacks them")
+    if report["quotes"]:
+        table.add_row(
+            "quotes", f"{report['quotes']['quotes']:,}", f"{report['quotes']['found']:,} found in their documents"
+        )
     table.add_row("prompt tokens", f"{report['prompt_tokens']:,}")
     if report["reused_share"] is not None:
         table.add_row("  reused", f"{report['cached_tokens']:,}", f"{report['reused_share']:.1%} of prompt tokens")
@@ -65,7 +70,7 @@ def _print_latency(report: dict[str, Any], console: Console) -> None:
         f"{row['doc_id']} / {row['question_id']} ({row['latency_seconds']:.2f} s)"
         for row in report["slowest_rows"][:SHOWN_SLOWEST]
     ]
-    console.print(f"slowest: {', '.join(slowest)}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"slowest: {', '.join(slowest)}", highlight=False, soft_wrap=True)
 
 
 def _print_documents(report: dict[str, Any], console: Console) -> None:
@@ -78,10 +83,10 @@ def _print_documents(report: dict[str, Any], console: Console) -> None:
                    ("rows", "prompt_tokens", "minimum_tokens", "computed_tokens", "cached_tokens"))  # fmt: skip
         seconds = "" if entry["seconds"] is None else f"{entry['seconds']:.1f}"
         more = f" and {entry['doc_id_count'] - 1:,} more" if entry["doc_id_count"] > 1 else ""
-        table.add_row(escape(entry["doc_ids"][0] + more), *figures, seconds)
+        table.add_row(entry["doc_ids"][0] + more, *figures, seconds)
     console.print(table)
     if len(report["documents"]) > SHOWN:
-        console.print(f"and {len(report['documents']) - SHOWN:,} more; reuse_by_document lists all", markup=False)
+        console.print(f"and {len(report['documents']) - SHOWN:,} more; reuse_by_document lists all")
 
 
 def _print_failures(report: dict[str, Any], console: Console) -> None:
@@ -90,11 +95,11 @@ def _print_failures(report: dict[str, Any], console: Console) -> None:
     console.print("\nFailures by cause, with the first row of each", style="bold")
     for cause in report["failures"][:SHOWN]:
         example = f"{cause['doc_id']} / {cause['question_id']}: {cause['error']}"
-        console.print(f"{cause['rows']:,} {cause['status']}: {example}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"{cause['rows']:,} {cause['status']}: {example}", highlight=False, soft_wrap=True)
     more = report["failures"][SHOWN:]
     if more:
         rows = sum(cause["rows"] for cause in more)
-        console.print(f"and {rows:,} rows of {len(more):,} more causes; the view `errors` lists all", markup=False)
+        console.print(f"and {rows:,} rows of {len(more):,} more causes; the view `errors` lists all")
 
 
 def _print_changes(report: dict[str, Any], console: Console) -> None:
@@ -103,11 +108,11 @@ def _print_changes(report: dict[str, Any], console: Console) -> None:
         return
     changes = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in report["changes"].items() if count)
     took = "" if previous["seconds"] is None else f" in {duration(previous['seconds'])}"
-    console.print(f"\nSince run {previous['run_id']}", style="bold", markup=False)
+    console.print(f"\nSince run {previous['run_id']}", style="bold")
     console.print(
         f"it had {row_counts(previous)}, {previous['computed_tokens']:,} tokens computed{took}; "
         f"rows against their attempt before: {changes or 'none'}",
-        markup=False, highlight=False, soft_wrap=True,
+        highlight=False, soft_wrap=True,
     )  # fmt: skip
 
 

@@ -10,10 +10,10 @@ from types import TracebackType
 from typing import Any, Protocol
 
 import click
-from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from docqa.plain_console import plain_console
 from docqa.progress import LineInterval, progress_line
 from docqa.run_summary import summary_lines
 from jobs.observe import Observer, Progress
@@ -49,7 +49,7 @@ class TextLog:
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
-        console = Console(stderr=True, highlight=False)
+        console = plain_console(stderr=True)
         self._live = Live(console=console, refresh_per_second=4, transient=True)
         self._shows_live = console.is_terminal and not quiet
         self._interval = LineInterval(first_at_once=False)
@@ -96,7 +96,7 @@ class TextLog:
             stderr_line(text)
             return
         with suppress(OSError):
-            self._live.console.print(text, markup=False, soft_wrap=True)  # above the live line
+            self._live.console.print(text, highlight=False, soft_wrap=True)  # above the live line
 
     def _show(self, line: str) -> None:
         if self._shows_live:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from docqa.exit_status import NOTHING_RUN, OUTPUT_HELD
-from docqa.wording import row_counts
+from docqa.wording import bad_files_text, row_counts
 from jobs.output_lock import OutputLocked
 from jobs.run import RunOutcome
 
@@ -23,6 +23,7 @@ def run_summary(outcome: RunOutcome) -> dict[str, Any]:
             "started_at": run.started_at.isoformat(),
             "finished_at": run.finished_at.isoformat() if run.finished_at else None,
             "config": json.loads(run.config),
+            "bad_files": json.loads(run.bad_files or "[]"),
             "rows_pending": run.rows_pending,
             "rows_waiting": outcome.rows_waiting,
             "unreached_documents": outcome.unreached_documents,
@@ -54,6 +55,8 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
             f"{summary['rows_waiting']} answers wait in the journal; "
             "the next run writes them to the database, or docqa status --publish"
         )
+    if summary["bad_files"]:
+        lines.append(bad_files_text(summary["bad_files"]))
     unreached = summary["unreached_documents"]
     if unreached:
         more = len(unreached) - SHOWN_DOCUMENTS

@@ -11,8 +11,10 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from docqa.options import json_option
+from docqa.plain_console import plain_console
 from engine.model_config import ModelConfig
 from engine.model_source import cache_folder, resolve_model
 from engine.tokenizer import load_tokenizer
@@ -55,7 +57,7 @@ def command(schema: str, model: str, backend: str, lenient: bool, as_json: bool)
     if as_json:
         click.echo(json.dumps(summary, ensure_ascii=False))
     else:
-        print_schema(summary, Console())
+        print_schema(summary, plain_console())
     sys.exit(0 if summary["accepted"] else 2)
 
 
@@ -96,32 +98,26 @@ def print_schema(summary: dict[str, Any], console: Console) -> None:
         for heading in ("path", "keyword", "status", "note"):
             table.add_column(heading, overflow="fold", no_wrap=heading in ("keyword", "status"))
         for keyword in summary["keywords"]:
-            style = _STYLES[keyword["status"]]
-            status = f"[{style}]{_SHORT.get(keyword['status'], keyword['status'])}[/{style}]"
-            table.add_row(_plain(keyword["path"] or "/"), _plain(keyword["keyword"]), status, _plain(keyword["note"]))
+            status = Text(_SHORT.get(keyword["status"], keyword["status"]), style=_STYLES[keyword["status"]])
+            table.add_row(keyword["path"] or "/", keyword["keyword"], status, keyword["note"])
         console.print(table)
         console.print("enforced: while decoding. annotation: said, but checked by nobody.", style="dim")
     for note in summary["notes"][:MOST_NOTES]:
-        console.print(f"note: {note}", markup=False, soft_wrap=True)
+        console.print(f"note: {note}", soft_wrap=True)
     if len(summary["notes"]) > MOST_NOTES:
-        console.print(f"note: {len(summary['notes']) - MOST_NOTES} more; --json lists them all", markup=False)
+        console.print(f"note: {len(summary['notes']) - MOST_NOTES} more; --json lists them all")
     if summary["accepted"]:
         verb = "Read from the cache" if summary["from_disk"] else "Compiled"
         console.print(
             f"Accepted: {summary['backend']} enforces it with the tokens of {summary['model']}; "
             f"the shortest answer found has {summary['shortest_tokens']} tokens. "
             f"{verb} in {summary['compile_seconds']:.2f} s.",
-            markup=False,
             soft_wrap=True,
         )
         return
-    console.print(f"Refused: {summary['reason']}", markup=False, soft_wrap=True)
+    console.print(f"Refused: {summary['reason']}", soft_wrap=True)
     if summary["lenient_helps"]:
-        console.print("--lenient runs with it, and checks what is refused after each answer.", markup=False)
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", "\\[")
+        console.print("--lenient runs with it, and checks what is refused after each answer.")
 
 
 def _read(place: str) -> Any:

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from docqa.exit_status import OUTPUT_HELD
 from docqa.options import json_option, quiet_option
+from docqa.plain_console import plain_console
 from docqa.wording import bytes_text, duration, row_counts
 from jobs.journal import journal_path, unpublished_rows
 from jobs.output_lock import lock_holder
@@ -47,7 +48,7 @@ def command(database: Path, publish: bool, quiet: bool, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(status, ensure_ascii=False))
     else:
-        print_status(status, Console())
+        print_status(status, plain_console())
     if published is not None and published.rows_waiting:
         sys.exit(OUTPUT_HELD)
 
@@ -90,7 +91,7 @@ def print_status(status: dict[str, Any], console: Console) -> None:
     """The state for people."""
 
     def say(text: str) -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        console.print(text, highlight=False, soft_wrap=True)
 
     journal = f", {bytes_text(status['journal_bytes'])} of journal" if status["journal_bytes"] else ""
     say(f"{status['database']}: {bytes_text(status['database_bytes'])}{journal}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -35,3 +35,14 @@ def row_counts(run: Mapping[str, Any]) -> str:
         if run[name]:
             parts.append(f"{run[name]:,} {word}")
     return ", ".join(parts)
+
+
+SHOWN_BAD_FILES = 5
+
+
+def bad_files_text(bad_files: Sequence[Mapping[str, str]]) -> str:
+    """`2 files can't be read and were skipped: a.parquet, b.parquet`; of many, the first few."""
+    shown = ", ".join(entry["file"] for entry in bad_files[:SHOWN_BAD_FILES])
+    more = len(bad_files) - SHOWN_BAD_FILES
+    what = "1 file can't be read and was" if len(bad_files) == 1 else f"{len(bad_files):,} files can't be read and were"
+    return f"{what} skipped: {shown}{f' and {more:,} more' if more > 0 else ''}"

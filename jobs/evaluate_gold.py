@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from jobs.errors import InputError
 from jobs.job_settings import InputSettings
-from jobs.source import InputRow, read_input
-from jobs.source_files import BadFile, OpenedFile, find_files, open_file, read_batches
+from jobs.source import SHRINK, InputRow, read_input
+from jobs.source_files import BadFile, OpenedFile, TooLarge, find_files, open_file, read_batches
 from jobs.source_values import id_cells, json_cells
 
 _SPAN = {"text", "answer_start"}
@@ -97,18 +99,28 @@ def _read_table(opened: OpenedFile, mapping: Mapping[str, str], gold: Gold) -> N
             f"{opened.name} has no column {missing[0]!r} (it has {', '.join(opened.schema.names[:20])}); gold needs "
             "doc_id, question_id and gold, and --column gold=NAME names another"
         )
-    try:
-        for first_row, batch in read_batches(opened):
-            doc_ids, question_ids = (id_cells(batch.column(name)) for name in wanted[:2])
-            values, bad = json_cells(batch.column(wanted[2]))
-            for row, (doc_id, question_id, value) in enumerate(zip(doc_ids, question_ids, values, strict=True)):
-                place = f"{opened.name} row {first_row + row}"
-                reason = doc_id.bad or question_id.bad or bad.get(row)
-                if reason or doc_id.value is None or question_id.value is None:
-                    raise InputError(f"{place}: {reason or 'doc_id or question_id is null'}; correct the file")
-                gold.add((doc_id.value, question_id.value), value, place=place)
-    except BadFile as error:
-        raise InputError(f"{opened.name} can't be read as Parquet: {error}; write it again") from None
+    shrink = 1
+    while True:
+        try:
+            for first_row, batch in read_batches(opened, shrink):
+                _read_batch(opened, first_row, [batch.column(name) for name in wanted], gold)
+            return
+        except TooLarge:  # what was added is added again as the same
+            shrink *= SHRINK
+        except BadFile as error:
+            raise InputError(f"{opened.name} can't be read as Parquet: {error}; write it again") from None
+
+
+def _read_batch(opened: OpenedFile, first_row: int, columns: Sequence[pa.Array], gold: Gold) -> None:
+    """Add a batch's gold; `columns` are doc_id, question_id and gold."""
+    doc_ids, question_ids = map(id_cells, columns[:2])
+    values, bad = json_cells(columns[2])
+    for row, (doc_id, question_id, value) in enumerate(zip(doc_ids, question_ids, values, strict=True)):
+        place = opened.place(first_row + row)
+        reason = doc_id.bad or question_id.bad or bad.get(row)
+        if reason or doc_id.value is None or question_id.value is None:
+            raise InputError(f"{place}: {reason or 'doc_id or question_id is null'}; correct the file")
+        gold.add((doc_id.value, question_id.value), value, place=place)
 
 
 def _plain_gold(value: Any) -> tuple[Any, list[tuple[str, int]]]:

@@ -12,9 +12,10 @@ from pathlib import Path
 import duckdb
 
 from jobs.errors import OutputError
-from jobs.schema_types import answer_columns, quote_identifier, quote_literal
+from jobs.schema_types import quote_identifier, quote_literal
 from jobs.store import AnswerStore
 from jobs.store_connection import free_space_note
+from jobs.store_schema import typed_columns
 
 FORMATS = {".parquet": "FORMAT parquet, COMPRESSION zstd", ".jsonl": "FORMAT json", ".csv": "FORMAT csv, HEADER"}
 """How DuckDB writes a file, by the end of its name."""
@@ -93,11 +94,11 @@ def _query(
     view, schema = schemas[schema_name]
     if not all_attempts:
         return _Query(f"SELECT * FROM {quote_identifier(view)}", ("doc_id", "question_id"))
-    typed = answer_columns(json.loads(schema))
-    taken = {column.name.lower() for column in typed}
+    typed = typed_columns(json.loads(schema))
+    taken = {name.lower() for name in typed}
     run_id, attempt = (f"docqa_{name}" if name in taken else name for name in ("run_id", "attempt"))
     columns = ["doc_id", "question_id", f"run_id AS {run_id}", f"attempt AS {attempt}"]
-    columns += [f"{column.expression()} AS {quote_identifier(column.name)}" for column in typed]
+    columns += [f"{expression} AS {quote_identifier(name)}" for name, expression in typed.items()]
     sql = f"SELECT {', '.join(columns)} FROM answers WHERE status = 'ok' AND schema_name = {quote_literal(schema_name)}"
     return _Query(sql, ("doc_id", "question_id", attempt))
 

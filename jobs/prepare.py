@@ -16,6 +16,8 @@ from jobs.prompt import PromptBuilder
 from jobs.resume import AnswerHistory, Selection
 from jobs.source import InputData, read_input
 
+SHOWN_SKIPPED_FILES = 5
+
 
 @dataclass(frozen=True)
 class PreparedJob:
@@ -25,6 +27,7 @@ class PreparedJob:
     data: InputData
     model: JobModel
     schemas: AnswerSchemas
+    prompts: PromptBuilder
     plan: Plan
     database: Path
 
@@ -48,16 +51,18 @@ def prepare(job: Job, observer: Observer = SILENT, select: Selection = Selection
 def _planned(job: Job, model: JobModel, observer: Observer, select: Selection) -> PreparedJob:
     observer.on_stage("reading the input")
     data = read_input(job.input, job.folder)
-    for path, reason in data.skipped_files:
-        observer.on_note(f"{path} was skipped: {reason}")
+    _note_skipped(data, observer)
     if data.merged_rows:
         observer.on_note(f"{data.merged_rows} input rows repeat an earlier row and are answered with it")
     database = resolve_path(job, job.output.database)
     history = AnswerHistory.of(database)
     observer.on_stage("compiling the schemas")
     schemas = AnswerSchemas(job, model.grammars)
+    prompts = PromptBuilder(job.prompt, model.tokenizer)
+    for note in prompts.notes:
+        observer.on_note(note)
     planner = Planner(
-        prompts=PromptBuilder(job.prompt, model.tokenizer),
+        prompts=prompts,
         schemas=schemas,
         identity=RequestIdentity(
             prompt=job.prompt, sampling=job.sampling, model_fingerprint=model.fingerprint, dtype=job.model.dtype
@@ -69,4 +74,15 @@ def _planned(job: Job, model: JobModel, observer: Observer, select: Selection) -
     plan = planner.plan(
         data, history, select, lambda rows: observer.on_stage(f"planning, row {rows} of {len(data.rows)}")
     )
-    return PreparedJob(job, data, model, schemas, plan, database)
+    return PreparedJob(job, data, model, schemas, prompts, plan, database)
+
+
+def _note_skipped(data: InputData, observer: Observer) -> None:
+    """Say which files were passed over; of many, the first few. Bad ones, whose rows are missing, come first."""
+    bad = set(data.bad_files)
+    others = [entry for entry in data.skipped_files if entry not in bad]
+    for entries, kind in ((data.bad_files, "can't be read"), (others, "are no Parquet")):
+        for path, reason in entries[:SHOWN_SKIPPED_FILES]:
+            observer.on_note(f"{path} was skipped: {reason}")
+        if len(entries) > SHOWN_SKIPPED_FILES:
+            observer.on_note(f"and {len(entries) - SHOWN_SKIPPED_FILES:,} more files that {kind} were skipped")

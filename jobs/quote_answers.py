@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobs.quotes import QuoteFinder, QuotePlace
-from jobs.schema_types import Schema, answer_columns, resolve_reference
+from jobs.schema_types import Schema, answer_columns, json_pointer, quote_literal, resolve_reference
 from jobs.source import Document
 
 MARK = "x-docqa"
@@ -64,13 +64,35 @@ class QuoteLocator:
 
 def quote_properties(schema: Schema) -> list[str]:
     """The top-level properties that are quotes wherever they are a text: those that a view can have columns for."""
-    probe = "x"
+    return list(_quote_column_names(schema))
+
+
+def quote_columns(schema: Schema) -> list[tuple[str, str]]:
+    """For each of `quote_properties` its `_start`, `_end` and `_found`: the wanted name, and SQL over `answers`."""
     return [
-        column.property_name
+        (f"{name}_{member}", _member_expression(property_name, member, duckdb_type))
+        for property_name, name in _quote_column_names(schema).items()
+        for member, duckdb_type in (("start", "BIGINT"), ("end", "BIGINT"), ("found", "BOOLEAN"))
+    ]
+
+
+def _quote_column_names(schema: Schema) -> dict[str, str]:
+    """The columns of the properties that are quotes, by the properties."""
+    if not has_quotes(schema):
+        return {}
+    probe = "x"
+    return {
+        column.property_name: column.name
         for column in answer_columns(schema)
         if column.property_name is not None
         and dict(_marked_strings(schema, {column.property_name: probe}, schema, "", set()))
-    ]
+    }
+
+
+def _member_expression(property_name: str, member: str, duckdb_type: str) -> str:
+    # The key is itself a pointer, so it is escaped once more.
+    pointer = json_pointer(json_pointer(property_name)) + f"/{member}"
+    return f"TRY_CAST(json_extract_string(quotes, {quote_literal(pointer)}) AS {duckdb_type})"
 
 
 def has_quotes(schema: Schema) -> bool:

@@ -273,7 +273,7 @@ class _Run:
         if self.exit_status is not None:
             return self.exit_status
         if record.rows_failed == 0:
-            return 0
+            return 0 if record.bad_files is None else 1
         return 3 if self.job.run.max_failures.exceeded(record.rows_failed, record.rows_total) else 1
 
     def _unreached_documents(self) -> list[str]:
@@ -288,7 +288,14 @@ class _Run:
             config=json.dumps(self.job.as_dict(), ensure_ascii=False),
             rows_total=self.plan.total_rows,
             rows_reused=self.plan.answered_rows,
+            bad_files=_bad_files_text(self.prepared.data.bad_files),
         )
+
+
+def _bad_files_text(bad_files: list[tuple[str, str]]) -> str | None:
+    if not bad_files:
+        return None
+    return json.dumps([{"file": name, "reason": reason} for name, reason in bad_files], ensure_ascii=False)
 
 
 def _new_run_id() -> str:

@@ -12,6 +12,7 @@ from engine.request import Completion, FinishReason
 from jobs.journal_records import RunEnding
 from jobs.plan import PlannedRow, RejectedRow
 from jobs.prepare import PreparedJob
+from jobs.quote_answers import QuoteLocator
 from jobs.run_output import RunOutput
 from jobs.source import InputRow
 from jobs.store import AnswerRecord, DocumentRecord, RunRecord
@@ -29,6 +30,7 @@ class RunWriter:
         self._document_tokens = prepared.plan.document_tokens
         self._max_tokens = prepared.job.sampling.max_tokens
         self._vocabulary = prepared.model.grammars.vocabulary
+        self._quotes = QuoteLocator(prepared.data.documents)
         self._written_documents: set[str] = set()
         self._totals: Counter[str] = Counter()
         self.rows_ok = 0
@@ -93,11 +95,14 @@ class RunWriter:
         """A row that the model answered; it is `ok` only if the answer ended and validates."""
         row = planned.row
         text = self.text_of(completion)
-        status, answer, error = "ok", None, None
+        status = "ok"
+        answer = error = quotes = None
         if completion.finish_reason is FinishReason.STOP:
             validated = planned.schema.validator.check(text)
             if validated.error is None:
                 answer = text
+                assert row.document_hash is not None  # no row without a document is asked
+                quotes = self._quotes.places(planned.schema.schema, validated.value, row.document_hash)
             else:
                 status, error = "schema_violation", validated.error
         elif completion.finish_reason is FinishReason.LENGTH:
@@ -124,6 +129,7 @@ class RunWriter:
                 request_digest=planned.digest,
                 minimum_tokens=planned.minimum_tokens,
                 request_parts=json.dumps(dict(planned.parts)),
+                quotes=quotes,
             )
         )
 

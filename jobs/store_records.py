@@ -65,6 +65,8 @@ class RunRecord:
     """Why the run ended as it did; `killed` for one that never said."""
     rows_removed: int = 0
     """Attempts of this run that `docqa compact` removed since; its totals still count them."""
+    bad_files: str | None = None
+    """Input files that could not be read and were skipped, a JSON list of `{"file", "reason"}`; None if none."""
 
     @property
     def rows_pending(self) -> int:
@@ -79,7 +81,9 @@ class AnswerRecord:
     `attempt` is numbered by the store; what is given here is not read. `answer` and `extra` are JSON texts.
     `request_digest` is the identity of everything that can change the answer, the row's key included;
     `request_parts` (JSON text) has short digests of its parts, None for an answer that an older docqa wrote;
-    `minimum_tokens` counts the prompt positions that this row is the first to need in the run's prefix tree.
+    `minimum_tokens` counts the prompt positions that this row is the first to need in the run's prefix tree;
+    `quotes` (JSON text) says where the answer's quotes stand in the document (see QuoteLocator.places), None where its
+    schema marks none.
     """
 
     run_id: str
@@ -105,6 +109,7 @@ class AnswerRecord:
     request_digest: str | None = None
     minimum_tokens: int | None = None
     request_parts: str | None = None
+    quotes: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +184,7 @@ def run_values(run: RunRecord) -> dict[str, Any]:
         value = getattr(run, column.name)
         values[column.name] = clean_text(value) if isinstance(value, str) else value
     values["config"] = clean_json(run.config)
+    values["bad_files"] = clean_json(run.bad_files)
     values["started_at"] = naive_utc(run.started_at)
     values["finished_at"] = naive_utc(run.finished_at)
     return values
@@ -219,7 +225,7 @@ def answers_table(batch: Sequence[AnswerRecord], attempts: Sequence[int]) -> pa.
             values = list(attempts)
         elif name == "answered_at":
             values = [naive_utc(record.answered_at) for record in batch]
-        elif name in ("answer", "extra", "request_parts"):
+        elif name in ("answer", "extra", "request_parts", "quotes"):
             values = [clean_json(getattr(record, name)) for record in batch]
         elif name in _ARROW_TYPES:
             values = [getattr(record, name) for record in batch]

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Collection
 from typing import Any
 
 import duckdb
 
 from jobs.errors import OutputError
+from jobs.quote_answers import has_quotes, quote_columns
 from jobs.schema_types import Schema, answer_columns, quote_identifier, quote_literal
 from jobs.validate import canonical_schema
 
-STORE_VERSION = 2
-"""What changed: 2 added `answers.request_parts` and `runs.rows_removed`."""
+STORE_VERSION = 3
+"""What changed: 2 added `answers.request_parts` and `runs.rows_removed`; 3 `answers.quotes` and `runs.bad_files`."""
+QUOTES_VERSION = 3
+"""The first that has `answers.quotes`; an older store that is only read has none."""
 
 # No keys and no indexes: DuckDB's write-ahead log has lost files to them, and a unique key makes a repeated row an
 # error in the middle of a night. Uniqueness is kept by the queries that insert.
@@ -42,6 +47,7 @@ TABLES = {
         "rows_reused": "BIGINT",
         "error": "VARCHAR",
         "rows_removed": "BIGINT",
+        "bad_files": "JSON",
     },
     "documents": {"document_hash": "VARCHAR", "characters": "BIGINT", "tokens": "BIGINT"},
     "answers": {
@@ -68,11 +74,15 @@ TABLES = {
         "request_digest": "VARCHAR",
         "minimum_tokens": "BIGINT",
         "request_parts": "JSON",
+        "quotes": "JSON",
     },
 }
 
 # Columns that a version added at the end of a table, with what rows of before have in them.
-_ADDED = {2: (("runs", "rows_removed", "0"), ("answers", "request_parts", "NULL"))}
+_ADDED = {
+    2: (("runs", "rows_removed", "0"), ("answers", "request_parts", "NULL")),
+    3: (("runs", "bad_files", "NULL"), ("answers", "quotes", "NULL")),
+}
 
 _ANSWER_COLUMNS = ", ".join(TABLES["answers"])
 
@@ -112,8 +122,8 @@ def create_or_check(connection: duckdb.DuckDBPyConnection, path: object) -> None
                 f"{path} has a table named {foreign[0]} that docqa did not make; name another file as output.database"
             )
     connection.execute("BEGIN")
-    for added in range((version or STORE_VERSION) + 1, STORE_VERSION + 1):
-        _migrate(connection, added)
+    if version is not None and version < STORE_VERSION:
+        _migrate(connection, version)
     for name, columns in TABLES.items():
         declared = ", ".join(f"{quote_identifier(column)} {kind}" for column, kind in columns.items())
         connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({declared})")
@@ -126,15 +136,20 @@ def create_or_check(connection: duckdb.DuckDBPyConnection, path: object) -> None
 
 
 def _migrate(connection: duckdb.DuckDBPyConnection, version: int) -> None:
-    """From the version before to this one, within the caller's transaction."""
-    for table, column, value in _ADDED[version]:
-        kind = TABLES[table][column]
-        connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind} DEFAULT {value}")
-        connection.execute(f"ALTER TABLE {table} ALTER COLUMN {column} DROP DEFAULT")
+    """From an older version to that of today, within the caller's transaction."""
+    for added in range(version + 1, STORE_VERSION + 1):
+        for table, column, value in _ADDED[added]:
+            kind = TABLES[table][column]
+            connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind} DEFAULT {value}")
+            connection.execute(f"ALTER TABLE {table} ALTER COLUMN {column} DROP DEFAULT")
     # Views name their columns; they are made anew from the definitions of today.
     for name, query in VIEWS.items():
         connection.execute(f"CREATE OR REPLACE VIEW {name} AS {query}")
-    connection.execute("UPDATE docqa_meta SET value = ? WHERE key = 'store_version'", [str(version)])
+    for name, view, text in connection.execute("SELECT schema_name, view_name, schema FROM docqa_schemas").fetchall():
+        schema = json.loads(text)
+        if has_quotes(schema):
+            connection.execute(f"CREATE OR REPLACE VIEW {quote_identifier(view)} AS {_view_query(name, schema)}")
+    connection.execute("UPDATE docqa_meta SET value = ? WHERE key = 'store_version'", [str(STORE_VERSION)])
 
 
 def is_complete(connection: duckdb.DuckDBPyConnection) -> bool:
@@ -204,9 +219,23 @@ def define_views(connection: duckdb.DuckDBPyConnection, schemas: dict[str, Schem
     return names
 
 
+def typed_columns(schema: Schema) -> dict[str, str]:
+    """The columns that a schema's answers have, as SQL over `answers` by name: its properties, then its quotes' places.
+
+    No quote's column takes a property's name: it gets a number then.
+    """
+    columns = {column.name: column.expression() for column in answer_columns(schema)}
+    taken = {name.lower() for name in columns}
+    for wanted, expression in quote_columns(schema):
+        name = _free(wanted, taken)
+        taken.add(name.lower())
+        columns[name] = expression
+    return columns
+
+
 def _view_query(schema_name: str, schema: Schema) -> str:
     columns = ["doc_id", "question_id"]
-    columns += [f"{column.expression()} AS {quote_identifier(column.name)}" for column in answer_columns(schema)]
+    columns += [f"{expression} AS {quote_identifier(name)}" for name, expression in typed_columns(schema).items()]
     return (
         f"SELECT {', '.join(columns)} FROM latest_answers "
         f"WHERE status = 'ok' AND schema_name = {quote_literal(schema_name)}"
@@ -215,7 +244,11 @@ def _view_query(schema_name: str, schema: Schema) -> str:
 
 def _free_name(schema_name: str, taken: set[str]) -> str:
     """`answers_<schema>`, runs of other than letters, digits and underscores as one underscore; a suffix if taken."""
-    wanted = "answers_" + (re.sub(r"\W+", "_", schema_name)[:80] or "schema")
+    return _free("answers_" + (re.sub(r"\W+", "_", schema_name)[:80] or "schema"), taken)
+
+
+def _free(wanted: str, taken: Collection[str]) -> str:
+    """A name that is not among `taken`, which are in lower case: itself, or with the first free number from 2."""
     candidate, number = wanted, 2
     while candidate.lower() in taken:
         candidate, number = f"{wanted}_{number}", number + 1

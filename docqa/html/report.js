@@ -180,7 +180,7 @@ function answerOf(row) {
   const ids = element("span", { class: "ids" }, element("bdi", {}, row.doc_id), element("bdi", {}, row.question_id));
   const said = element("span", { class: "said" }, element("span", { class: "question", dir: "auto" }, row.question ?? ""));
   if (row.status === "ok") {
-    said.append(element("span", { class: "summary", dir: "auto" }, ...answerSummary(row.answer)));
+    said.append(element("span", { class: "summary", dir: "auto" }, ...answerSummary(row)));
   } else {
     said.append(element("span", { class: "tag bad" }, words(row.status)), " ",
       element("span", { class: "tag", dir: "auto" }, row.error ?? ""));
@@ -196,13 +196,26 @@ function answerOf(row) {
 }
 
 /** The top-level properties of an answer on a line; the JSON itself where it is no object. */
-function answerSummary(text) {
-  const answer = parsed(text);
-  if (answer === null || typeof answer !== "object" || Array.isArray(answer)) return [text];
+function answerSummary(row) {
+  const answer = parsed(row.answer);
+  if (answer === null || typeof answer !== "object" || Array.isArray(answer)) return [row.answer];
+  const quotes = quotesOf(row);
   return Object.entries(answer).flatMap(([name, value], place) => [
     element("span", { class: "key-name" }, `${place ? " · " : ""}${name} `),
     element("bdi", {}, typeof value === "string" ? value : JSON.stringify(value)),
+    ...quoteTag(quotes[`/${name.replaceAll("~", "~0").replaceAll("/", "~1")}`]),
   ]);
+}
+
+/** Where the answer's quotes stand in the document, by JSON pointer. */
+function quotesOf(row) {
+  return (row.quotes !== null && parsed(row.quotes)) || {};
+}
+
+function quoteTag(place) {
+  if (place === undefined) return [];
+  const said = place.found ? "found" : "not found";
+  return [" ", element("span", { class: place.found ? "tag" : "tag bad" }, said)];
 }
 
 function parsed(text) {
@@ -217,6 +230,11 @@ function answerBody(row) {
   const body = element("div", { class: "body" });
   const add = (title, text) => body.append(element("h4", {}, title), element("pre", { dir: "auto" }, text));
   if (row.answer !== null) add("Answer", pretty(row.answer));
+  const quotes = Object.entries(quotesOf(row)).map(([pointer, place]) => {
+    if (!place.found) return `${pointer}: not in the document`;
+    return `${pointer}: characters ${count(place.start)} to ${count(place.end)}${place.exact ? "" : ", but for spaces or signs"}`;
+  });
+  if (quotes.length) add("Quotes", quotes.join("\n"));
   if (row.before !== null) add("Answer before", pretty(row.before));
   if (row.error !== null) add("Error", row.error);
   if (row.raw_text !== null) add("What the model wrote", row.raw_text);

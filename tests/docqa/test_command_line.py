@@ -11,7 +11,7 @@ import pytest
 
 from docqa.main import COMMANDS
 from tests.docqa.conftest import start
-from tests.job_fixtures import sample_rows
+from tests.job_fixtures import sample_rows, write_rows
 
 
 def test_run_plan_and_report(docqa, make_job, tmp_path):
@@ -29,6 +29,46 @@ def test_run_plan_and_report(docqa, make_job, tmp_path):
     status, out, _ = docqa("plan", path, "--json")
     summary = json.loads(out)
     assert (summary["rows"], summary["rows_to_run"], summary["rows_answered"]) == (20, 0, 20)
+
+
+def test_a_plan_warns_of_lost_reuse(docqa, make_job):
+    """Cases 25 and 26."""
+    path = make_job(sample_rows())
+    assert json.loads(docqa("plan", path, "--json")[1])["warnings"] == []
+    rows = sample_rows(2, 5)
+    rows += [
+        row | {"doc_id": f"{row['doc_id']}-crlf", "document": row["document"].replace(". ", ".\r\n")} for row in rows
+    ]
+    rows += [row | {"doc_id": row["doc_id"].replace("crlf", "lf"), "document": row["document"].replace("\r", "")}
+             for row in rows[10:]]  # fmt: skip
+    for row in rows:
+        row["note"] = f"note {row['question_id']}"
+    path = make_job(rows, prompt={"document": "{{ extra.note }}: {{ document }}"})
+    warnings = json.loads(docqa("plan", path, "--json")[1])["warnings"]
+    assert len(warnings) == 2
+    assert warnings[0].startswith("prompt.document writes extra.note before text that rows share")
+    assert warnings[1].startswith("2 documents differ from another one only by line ends in 2")
+    out = docqa("plan", path)[1]
+    assert all(f"warning: {warning}" in out.splitlines() for warning in warnings)
+
+
+def test_files_that_are_skipped_are_said(docqa, make_job, tmp_path):
+    """Case 7."""
+    path = make_job(None, input={"documents": "in", "on_bad_file": "skip"})
+    (tmp_path / "in").mkdir()
+    write_rows(tmp_path / "in" / "good.parquet", sample_rows(1, 2))
+    (tmp_path / "in" / "empty.parquet").write_bytes(b"")
+    bad_files = [{"file": "in/empty.parquet", "reason": "it is empty (0 bytes)"}]
+    assert json.loads(docqa("plan", path, "--json")[1])["bad_files"] == bad_files
+    status, out, err = docqa("run", path, "--json")
+    summary = json.loads(out)
+    assert (status, summary["exit_status"], summary["rows_ok"]) == (1, 1, 2)
+    assert summary["bad_files"] == bad_files
+    said = "1 file can't be read and was skipped: in/empty.parquet"
+    assert said in summary["message"]
+    assert said in err.splitlines()
+    assert said in docqa("report", tmp_path / "answers.duckdb")[1].splitlines()
+    assert json.loads(docqa("report", tmp_path / "answers.duckdb", "--json")[1])["bad_files"] == bad_files
 
 
 def test_json_is_on_stdout_and_totals_agree(docqa, make_job, tmp_path):

@@ -1,5 +1,6 @@
 import json
 
+from jobs.store import AnswerRecord, RunRecord
 from tests.jobs.evaluation_helpers import VERDICT, write_run
 
 
@@ -19,3 +20,22 @@ def test_export(docqa, tmp_path):
     assert (status, out) == (2, "")
     assert "must end in .parquet, .jsonl, .csv" in err
     assert docqa("export", path)[0] == 2
+
+
+def test_the_places_of_quotes_are_columns(docqa, tmp_path):
+    path = tmp_path / "answers.duckdb"
+    schema = {"properties": {"quote": {"type": "string", "x-docqa": "quote"}}}
+    store = write_run(path, [("d", "q", {"quote": "x"}, None)], schema)
+    places = '{"/quote":{"start":3,"end":4,"found":true,"exact":true}}'
+    store.begin_run(RunRecord(run_id="r2"))
+    store.write_answers([AnswerRecord(run_id="r2", doc_id="d", question_id="q", schema_name="verdict", status="ok",
+                                      answer='{"quote":"x"}', quotes=places)])  # fmt: skip
+    columns = {"quote": "x", "quote_start": 3, "quote_end": 4, "quote_found": True}
+    docqa("export", path, "--to", tmp_path / "v.jsonl", "--schema", "verdict")
+    latest = json.loads((tmp_path / "v.jsonl").read_text())
+    assert latest == {"doc_id": "d", "question_id": "q"} | columns
+    docqa("export", path, "--to", tmp_path / "h.jsonl", "--schema", "verdict", "--all-attempts")
+    history = [json.loads(line) for line in (tmp_path / "h.jsonl").read_text().splitlines()]
+    assert [row["quote_found"] for row in history] == [None, True]
+    docqa("export", path, "--to", tmp_path / "a.jsonl")
+    assert json.loads((tmp_path / "a.jsonl").read_text())["quotes"] == json.loads(places)

@@ -7,9 +7,12 @@ import sys
 from pathlib import Path
 
 import duckdb
+import pyarrow.parquet as pq
 import pytest
 
 from docqa import main as command_line
+from jobs.prompt_template import PART_VARIABLES
+from jobs.quotes import fold
 from jobs.store import AnswerStore
 from jobs.validate import AnswerValidator
 
@@ -73,6 +76,37 @@ def test_the_sample_is_answered_validly_and_every_shared_token_once(sample_run):
     with duckdb.connect(str(database), read_only=True) as connection:
         answers = connection.execute("SELECT answer FROM answers").fetchall()
     assert all(validator.check(answer).error is None for (answer,) in answers)
+
+
+def test_the_quotes_of_the_sample_stand_where_it_says(sample_run):
+    folder, _ = sample_run
+    rows = pq.read_table(folder / "sample_data" / "questions.parquet").to_pylist()
+    documents = {row["doc_id"]: row["document"] for row in rows}
+    found = pq.read_table(folder / "verdicts.parquet").to_pylist()
+    assert len(found) == 47
+    for row in found:
+        document, quote = documents[row["doc_id"]], row["quote"]
+        assert row["quote_found"] or quote not in document or not quote.strip()
+        if row["quote_found"]:
+            assert fold(document[row["quote_start"] : row["quote_end"]]).strip() == fold(quote).strip()
+    assert any(row["quote_found"] for row in found)
+
+
+@pytest.mark.parametrize("block", blocks("python"))
+def test_the_python_that_readme_shows_reads_the_answers(sample_run, block, monkeypatch):
+    folder, _ = sample_run
+    pytest.importorskip(re.search(r"import (\w+)", block)[1])
+    monkeypatch.chdir(folder)
+    names = {}
+    exec(block, names)
+    assert len(names["answers"]) == 47
+
+
+def test_the_names_that_templates_may_use_are_those_of_the_code():
+    text = README.replace(" (`{{ extra.title }}`)", "")
+    for part, names in PART_VARIABLES.items():
+        said = re.search(rf"`{part}` may use (.*?)[;.]\s", text, re.DOTALL)[1]
+        assert re.findall(r"`(\w+)`", said) == list(names)
 
 
 @pytest.mark.parametrize("index", range(len(queries_with_output())))

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections import Counter
 from datetime import timedelta
 
@@ -14,9 +15,11 @@ from hypothesis import strategies as st
 from docqa.report_changes import CHANGES, changed_rows
 from docqa.report_figures import report_of
 from docqa.report_levels import RowTokens, reuse_by_level
-from jobs.store import AnswerStore, RunRecord
+from jobs.store import AnswerRecord, AnswerStore, RunEnding, RunRecord
 from tests.docqa.report_database import OPENING_TOKENS, START, write_run
 from tests.job_fixtures import sample_rows
+from tests.jobs.store_version_1 import make_store_of_version_1
+from tests.jobs.store_version_2 import make_store_of_version_2
 
 TOKENS = ("prompt_tokens", "minimum_tokens", "computed_tokens", "cached_tokens")
 
@@ -242,6 +245,48 @@ def test_check_after_compact(docqa, copied):
     assert report["rows_removed"] > 0
     assert docqa("report", path, "--check")[0] == 0
     assert "removed" in docqa("report", path, "--run", "first")[1]
+
+
+@pytest.fixture
+def quoted(tmp_path):
+    """A run with four quotes, two of them found, and a schema without any."""
+    path = tmp_path / "quoted.duckdb"
+    store = AnswerStore(path)
+    store.begin_run(RunRecord(run_id="r", rows_total=3, bad_files='[{"file":"[b].parquet","reason":"it is empty"}]'))
+    found, absent = ({"start": 2, "end": 5, "found": True, "exact": False},
+                     {"start": None, "end": None, "found": False, "exact": False})  # fmt: skip
+    places = [{"/quote": found, "/parts/0/a~1b": absent}, {"/quote": found, "/parts/0/a~1b": absent}, None]
+    store.write_answers(
+        [
+            AnswerRecord(run_id="r", doc_id="d", question_id=f"q{number}", status="ok",
+                         answer=json.dumps({"quote": "a\nb", "verdict": "true"}),
+                         quotes=place and json.dumps(place))
+            for number, place in enumerate(places)
+        ]
+    )  # fmt: skip
+    store.finish_run(RunEnding(run_id="r", status="finished"))
+    return path
+
+
+def test_quotes_are_counted(docqa, quoted, two_nights):
+    assert json.loads(docqa("report", quoted, "--json")[1])["quotes"] == {"quotes": 4, "found": 2}
+    out = docqa("report", quoted)[1]
+    assert re.search(r"quotes +4 +2 found in their documents", out)
+    assert "1 file can't be read and was skipped: [b].parquet" in out
+    assert docqa("report", quoted, "--check")[0] == 0
+    assert json.loads(docqa("report", two_nights, "--json")[1])["quotes"] is None
+
+
+@pytest.mark.parametrize("make_store", [make_store_of_version_1, make_store_of_version_2])
+def test_an_older_store_is_reported_as_it_is(docqa, tmp_path, make_store):
+    path = tmp_path / "old.duckdb"
+    make_store(path)
+    before = path.read_bytes()
+    report = json.loads(docqa("report", path, "--json")[1])
+    assert (report["quotes"], report["bad_files"]) == (None, [])
+    assert docqa("report", path, "--html", tmp_path / "page.html")[0] == 0
+    assert docqa("export", path, "--to", tmp_path / "a.csv")[0] == 0
+    assert path.read_bytes() == before
 
 
 def test_a_real_run_agrees(docqa, make_job, tmp_path):

@@ -13,7 +13,7 @@ from docqa import report_rows
 from docqa.report_charts import latency_chart, timeline_chart, tree_chart
 from docqa.report_figures import report_of
 from docqa.report_page import page_of
-from jobs.store import AnswerStore, RunRecord
+from jobs.store import AnswerRecord, AnswerStore, RunEnding, RunRecord
 from tests.docqa import browser as chromium
 from tests.docqa.report_database import HOSTILE, START, write_run
 
@@ -190,6 +190,29 @@ def test_of_many_documents_neighbours_are_drawn_as_one(tmp_path):
     computed = re.findall(r", a row's own: ([\d,]+) tokens computed", tree)
     own = next(level for level in report_of(store, None)["levels"] if level["level"] == "row")
     assert sum(int(tokens.replace(",", "")) for tokens in computed) == own["computed_tokens"]
+
+
+@pytest.mark.skipif(not chromium.is_there(), reason="Chromium and its driver are not installed")
+def test_a_browser_shows_where_quotes_stand(docqa, tmp_path):
+    database, path = tmp_path / "answers.duckdb", tmp_path / "page.html"
+    store = AnswerStore(database)
+    store.begin_run(RunRecord(run_id="r", rows_total=1))
+    quotes = {"/a~1b": {"start": 1234, "end": 1240, "found": True, "exact": False},
+              "/c": {"start": None, "end": None, "found": False, "exact": False}}  # fmt: skip
+    answer = json.dumps({"a/b": "there", "c": "away", "d": "no quote"})
+    store.write_answers([AnswerRecord(run_id="r", doc_id="d", question_id="q", status="ok", answer=answer,
+                                      quotes=json.dumps(quotes))])  # fmt: skip
+    store.finish_run(RunEnding(run_id="r", status="finished"))
+    docqa("report", database, "--html", path)
+    assert "1 of 2" in path.read_text()
+    with chromium.browser() as session:
+        session.open(path)
+        summary = "return document.querySelector('.answer .summary').innerText"
+        assert session.run(summary) == "a/b there found · c away not found · d no quote"
+        session.run("document.querySelector('.answer > summary').click()")
+        body = session.run("return document.querySelector('.answer .body').innerText")
+        assert "/a~1b: characters 1,234 to 1,240, but for spaces or signs\n/c: not in the document" in body
+        assert session.console() == []
 
 
 @pytest.mark.skipif(not chromium.is_there(), reason="Chromium and its driver are not installed")

@@ -16,8 +16,8 @@ from jobs.observe import Progress
 PROGRESS = Progress(10, 4, 1, 900, 600, 500, 1000, 50.0)
 SUMMARY = {
     "run_id": "abc", "status": "finished", "rows_ok": 3, "rows_failed": 1, "rows_reused": 2, "rows_pending": 0,
-    "rows_waiting": 0, "unreached_documents": [], "error": None, "database": "/Prüfung/a.duckdb", "exit_status": 1,
-    "config": {"job": {}}, "message": "Run abc finished.\nAnd more.",
+    "rows_waiting": 0, "bad_files": [], "unreached_documents": [], "error": None, "database": "/Prüfung/a.duckdb",
+    "exit_status": 1, "config": {"job": {}}, "message": "Run abc finished.\nAnd more.",
 }  # fmt: skip
 
 

@@ -86,3 +86,9 @@ def test_a_stock_schema_by_name(tiny_model_folder, tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("DOCQA_CACHE", str(tmp_path))
     result = CliRunner().invoke(cli, ["schema", "verdict", "--json", "--model", str(tiny_model_folder)])
     assert json.loads(result.stdout)["accepted"] is True
+
+
+def test_a_quote_is_said_to_be_located(command):
+    quote = json.dumps({"type": "object", "properties": {"q": {"type": "string", "x-docqa": "quote"}}})
+    rows = {row["keyword"]: row for row in json.loads(command(quote, "--json").stdout)["keywords"]}
+    assert rows["x-docqa"]["note"] == "docqa locates this quote"

@@ -18,6 +18,7 @@ from sklearn.metrics import (
     precision_recall_fscore_support,
 )
 
+from jobs import evaluate_gold, source_files
 from jobs.errors import InputError, OutputError
 from jobs.evaluate import Answer, AnswerSet, evaluate, own_gold, read_answers
 from jobs.evaluate_compare import comparison
@@ -26,6 +27,7 @@ from jobs.evaluate_paired import sign_test
 from jobs.evaluate_scores import Kind, Tolerance, property_types
 from jobs.evaluate_summary import NO_ANSWER, summary
 from jobs.evaluate_text import answer_tokens, exact_match, token_f1
+from jobs.source_files import TooLarge
 from tests.jobs.evaluation_helpers import ANSWER, VERDICT, write_run
 
 LABELS = ["true", "false", "not mentioned"]
@@ -293,6 +295,46 @@ def test_what_cannot_be_held_against_each_other(tmp_path):
     empty = read_answers(write_run(tmp_path / "b.duckdb", [("d", "q", {"one": "x"}, None)], two))
     with pytest.raises(InputError, match="no row has gold; name a Parquet file with --gold"):
         own_gold(empty)
+
+
+def test_gold_too_large_for_one_batch_is_read_in_smaller_ones(tmp_path, monkeypatch):
+    file = tmp_path / "gold.parquet"
+    ids = [f"d{number}" for number in range(40)]
+    pq.write_table(pa.table({"doc_id": ids, "question_id": ["q"] * 40, "gold": ["y"] * 40}), file)
+    real, shrinks = evaluate_gold.read_batches, []
+
+    def fails_midway(opened, shrink):
+        shrinks.append(shrink)
+        yield from real(opened, 65_536 // 10)  # 10 rows at a time
+        if shrink < 256:
+            raise TooLarge
+
+    monkeypatch.setattr(evaluate_gold, "read_batches", fails_midway)
+    assert read_gold(file).values == {(doc_id, "q"): "y" for doc_id in ids}
+    assert shrinks == [1, 16, 256]
+
+
+def test_one_gold_that_is_too_large_is_one_sentence(tmp_path, monkeypatch):
+    """Arrow says so for what no batch of one row can hold."""
+    file = tmp_path / "gold.parquet"
+    pq.write_table(pa.table({"doc_id": ["d"], "question_id": ["q"], "gold": ["y"]}), file)
+
+    class Fails:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *arguments):
+            return None
+
+        def iter_batches(self, batch_size):
+            raise pa.ArrowCapacityError("array cannot contain more than 2147483646 bytes")
+            yield
+
+    opened = source_files.open_file(source_files.find_files([str(file)], tmp_path, "--gold")[0][0])
+    monkeypatch.setattr(evaluate_gold, "open_file", lambda file: opened)
+    monkeypatch.setattr(source_files, "_parquet", lambda path, **options: Fails())
+    with pytest.raises(InputError, match=r"gold.parquet.*row 1 is too large to read.*rewrite it as smaller rows"):
+        read_gold(file)
 
 
 def test_answers_of_a_schema_that_is_not_stored(tmp_path):

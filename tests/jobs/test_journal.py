@@ -48,12 +48,22 @@ records = st.one_of(
         AnswerRecord, run_id=text, doc_id=text, question_id=text, status=st.sampled_from(ANSWER_STATUSES),
         request_parts=st.none() | text, question=st.none() | text, raw_text=st.none() | text, prompt_tokens=counts,
         ttft_seconds=st.none() | st.floats(0), answered_at=moments, extra=st.none() | text,
+        quotes=st.none() | text,
     ),
     st.builds(DocumentRecord, text, st.integers(0, 2**62), counts),
-    st.builds(RunRecord, run_id=text, config=text, started_at=moments, finished_at=st.none() | moments),
+    st.builds(RunRecord, run_id=text, config=text, started_at=moments, finished_at=st.none() | moments,
+              bad_files=st.none() | text),
     st.builds(RunEnding, run_id=text, status=text, error=st.none() | text, finished_at=moments, seconds=st.floats(0)),
     st.builds(SchemaViews, st.dictionaries(text, st.booleans() | st.dictionaries(text, st.integers() | text))),
 )  # fmt: skip
+
+
+def test_records_of_an_older_docqa_are_read():
+    """They lack what was added since."""
+    written = encode_record(answer(1))
+    assert b"quotes" not in written
+    assert decode_record(written).quotes is None
+    assert b"bad_files" not in encode_record(RunRecord(run_id="r1"))
 
 
 @given(records)

@@ -1,4 +1,5 @@
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -58,6 +59,66 @@ def test_every_row_is_answered_validly_and_reuse_is_perfect(make_job):
     )
     assert reuse == [(20, record.minimum_tokens, record.computed_tokens)]
     assert_sound(outcome.database)
+
+
+def test_quotes_are_located_in_their_documents(make_job, tmp_path):
+    """A random model quotes nothing by itself, so its schema leaves it one quote that is there and one that isn't."""
+    path = make_job(sample_rows(2, 2))
+    quote = {"type": "string", "x-docqa": "quote"}
+    schema = {"type": "object", "properties": {"there": quote | {"enum": ["This one is\nnumber"]},
+                                               "away": quote | {"enum": ["nothing like it"]}},
+              "required": ["there", "away"], "additionalProperties": False}  # fmt: skip
+    (tmp_path / "verdict.json").write_text(json.dumps(schema))
+    outcome = run(path)
+    assert outcome.exit_status == 0
+    start = len("The common opening of all documents. ")
+    assert query(outcome.database, "SELECT DISTINCT quotes FROM answers") == [
+        (json.dumps({"/there": {"start": start, "end": start + 18, "found": True, "exact": False},
+                     "/away": {"start": None, "end": None, "found": False, "exact": False}}),)
+    ]  # fmt: skip
+    assert (
+        query(outcome.database, "SELECT there_start, there_end, there_found, away_found FROM answers_verdict")
+        == [(start, start + 18, True, False)] * 4
+    )
+    assert_sound(outcome.database)
+
+
+def test_files_that_were_skipped_make_a_run_partial(make_job, tmp_path):
+    """Case 7."""
+    path = make_job(None, input={"documents": "in", "on_bad_file": "skip"})
+    (tmp_path / "in").mkdir()
+    write_rows(tmp_path / "in" / "good.parquet", sample_rows(2, 2))
+    for number in range(7):
+        (tmp_path / "in" / f"bad{number}.parquet").write_bytes(b"PAR1 and no more")
+        (tmp_path / "in" / f"side{number}.txt").write_text("")
+    notes = []
+    outcome = run(path, observer=Observer(on_note=notes.append))
+    assert (outcome.exit_status, outcome.run.status, outcome.run.rows_ok) == (1, "finished", 4)
+    bad_files = json.loads(query(outcome.database, "SELECT bad_files FROM runs")[0][0])
+    assert [entry["file"] for entry in bad_files] == [f"in/bad{number}.parquet" for number in range(7)]
+    assert all("too small" in entry["reason"] or "magic" in entry["reason"].lower() for entry in bad_files)
+    assert notes[5] == "and 2 more files that can't be read were skipped"
+    assert notes[6:] == [
+        *(f"in/side{number}.txt was skipped: its name does not end in .parquet" for number in range(5)),
+        "and 2 more files that are no Parquet were skipped",
+    ]
+    assert run(path).exit_status == 1  # nothing is left to answer, and the files are still bad
+    for file in (tmp_path / "in").glob("bad*"):
+        file.unlink()
+    repaired = run(path)
+    assert (repaired.exit_status, repaired.run.bad_files) == (0, None)
+    assert_sound(outcome.database)
+
+
+def test_notes_on_the_chat_template_are_said(make_job, tmp_path, tiny_model_folder):
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model_folder, folder)
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+    (folder / "chat_template.jinja").write_text(template)
+    notes = []
+    prepared = prepare(load_job(make_job(sample_rows(1, 1)), [f"model.path={folder}"]), Observer(on_note=notes.append))
+    assert "ordinary text ('assistant:')" in prepared.prompts.notes[0]
+    assert notes == prepared.prompts.notes
 
 
 def test_a_small_pool_gives_the_same_answers_and_the_same_reuse(make_job, tmp_path):

@@ -321,9 +321,9 @@ def test_tables_of_others_beside_ours_are_left_alone(path):
 
 def test_newer_store_is_refused(store, path):
     with duckdb.connect(str(path)) as connection:
-        connection.execute("UPDATE docqa_meta SET value = '3'")
+        connection.execute("UPDATE docqa_meta SET value = '4'")
     for read_only in (False, True):
-        with pytest.raises(OutputError, match=r"version 3.*versions up to 2.*docqa that wrote it"):
+        with pytest.raises(OutputError, match=r"version 4.*versions up to 3.*docqa that wrote it"):
             AnswerStore(path, read_only=read_only)
 
 

@@ -98,6 +98,25 @@ def test_typed_columns(store, path):
     assert query(path, "SELECT place.page, place['a.b'] FROM answers_verdict WHERE doc_id = 'd1'") == [(7, "x")]
 
 
+def test_columns_of_quotes_keep_off_the_names_of_properties(store, path):
+    quote = {"type": "string", "x-docqa": "quote"}
+    schema = {"properties": {"a/b": quote, "a/b_START": {"type": "integer"}, "quotes": quote, "~": {"type": "null"}}}
+    store.define_schema_views({"places": schema})
+    places = {"/a~1b": {"start": 3, "end": 5, "found": True, "exact": False},
+              "/quotes": {"start": None, "end": None, "found": False, "exact": False}}  # fmt: skip
+    answer = {"doc_id": "d", "question_id": "q", "schema_name": "places", "status": "ok"}
+    text = json.dumps({"a/b": "xy", "a/b_START": 7, "quotes": "none"})
+    store.write_answers([AnswerRecord(run_id="r1", answer=text, quotes=json.dumps(places), **answer)])
+    assert [(name, kind) for name, kind, *_ in query(path, "DESCRIBE answers_places")][2:] == [
+        ("a/b", "VARCHAR"), ("a/b_START", "BIGINT"), ("quotes", "VARCHAR"), ("~", "JSON"),
+        ("a/b_start_2", "BIGINT"), ("a/b_end", "BIGINT"), ("a/b_found", "BOOLEAN"),
+        ("quotes_start", "BIGINT"), ("quotes_end", "BIGINT"), ("quotes_found", "BOOLEAN"),
+    ]  # fmt: skip
+    assert query(path, "SELECT * EXCLUDE (doc_id, question_id) FROM answers_places") == [
+        ("xy", 7, "none", None, 3, 5, True, None, None, False)
+    ]
+
+
 def test_view_shows_the_newest_valid_answer_in_its_schema(store, path):
     schema = {"properties": {"a": {"type": "integer"}}}
     store.define_schema_views({"one": schema, "two": schema})

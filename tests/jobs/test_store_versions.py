@@ -11,8 +11,9 @@ import duckdb
 import pytest
 
 from jobs.store import AnswerRecord, AnswerStore, RunRecord
-from jobs.store_schema import TABLES
+from jobs.store_schema import STORE_VERSION, TABLES
 from tests.jobs.store_version_1 import make_store_of_version_1
+from tests.jobs.store_version_2 import make_store_of_version_2
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,7 +30,7 @@ def query(path, text):
 
 def assert_migrated(path, rows):
     store = AnswerStore(path, read_only=True)
-    assert store.version == 2
+    assert store.version == STORE_VERSION
     assert [row[0] for row in query(path, "DESCRIBE latest_answers")] == list(TABLES["answers"])
     assert len(store.key_states()) == rows
     assert (store.run("old").rows_ok, store.run("old").rows_removed) == (rows, 0)
@@ -37,11 +38,15 @@ def assert_migrated(path, rows):
     assert store.check() == []
 
 
-def test_an_older_store_can_be_read_without_a_change(path):
-    make_store_of_version_1(path)
+OLDER = [(1, make_store_of_version_1), (2, make_store_of_version_2)]
+
+
+@pytest.mark.parametrize(("version", "make_store"), OLDER)
+def test_an_older_store_can_be_read_without_a_change(path, version, make_store):
+    make_store(path)
     before = path.read_bytes()
     store = AnswerStore(path, read_only=True)
-    assert store.version == 1
+    assert store.version == version
     assert store.latest_run().rows_ok == 2
     assert [(state.request_digest, state.request_parts) for state in store.key_states().values()] == [
         (f"digest{number}", None) for number in range(2)
@@ -50,8 +55,9 @@ def test_an_older_store_can_be_read_without_a_change(path):
     assert path.read_bytes() == before
 
 
-def test_an_older_store_is_migrated_in_place(path):
-    make_store_of_version_1(path)
+@pytest.mark.parametrize(("version", "make_store"), OLDER)
+def test_an_older_store_is_migrated_in_place(path, version, make_store):
+    make_store(path)
     with duckdb.connect(str(path)) as connection:
         connection.execute("CREATE TABLE mine AS SELECT 42 AS a")
     store = AnswerStore(path)
@@ -63,6 +69,16 @@ def test_an_older_store_is_migrated_in_place(path):
         (1, None),
         (2, "{}"),
     ]
+    if version == 2:  # its schema marks a quote, so the view has columns for its place now
+        answer = {"doc_id": "d1", "question_id": "q", "schema_name": "verdict", "status": "ok", "answer": '{"a":"x"}'}
+        quotes = '{"/a":{"start":7,"end":8,"found":true,"exact":true}}'
+        store.begin_run(RunRecord(run_id="newer", bad_files='[{"file":"a","reason":"b"}]'))
+        store.write_answers([AnswerRecord(run_id="newer", quotes=quotes, **answer)])
+        assert query(path, "SELECT * EXCLUDE question_id FROM answers_verdict ORDER BY 1") == [
+            ("d0", "x", None, None, None),
+            ("d1", "x", 7, 8, True),
+        ]
+        assert store.run("newer").bad_files == '[{"file":"a","reason":"b"}]'
     assert int.from_bytes(path.read_bytes()[12:20], "little") == 64  # still readable by DuckDB 1.1
 
 
