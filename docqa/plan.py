@@ -49,6 +49,7 @@ def plan_summary(prepared: PreparedJob) -> dict[str, Any]:
         "layout": data.layout,
         "rows": plan.total_rows,
         "rows_to_run": len(plan.rows),
+        "rows_identical": plan.rows_same,
         "rows_answered": plan.answered_rows,
         "rows_new": plan.rows_new,
         "rows_changed": plan.rows_changed,
@@ -74,7 +75,7 @@ def plan_summary(prepared: PreparedJob) -> dict[str, Any]:
         "warnings": plan_warnings(prepared),
         "bad_files": [{"file": name, "reason": reason} for name, reason in data.bad_files],
         "shared_tokens": prompt_tokens - plan.minimum_tokens,
-        "longest_prompt_tokens": max((len(planned.prompt) for planned in plan.rows), default=0),
+        "longest_prompt_tokens": max((planned.prompt_tokens for planned in plan.rows), default=0),
         "smallest_kv_bytes": {
             dtype: (plan.pages_for_longest_row(page_size) + 1) * kv_page_bytes(config, page_size, size)
             for dtype, size in (("bfloat16", 2), ("float32", 4))
@@ -109,6 +110,8 @@ def print_plan(summary: dict[str, Any], console: Console) -> None:
         row("  failed before", summary["rows_failed_before"])
     row("  done", summary["rows_done"], "have a valid answer already")
     row("to run", summary["rows_to_run"])
+    if summary["rows_identical"]:
+        row("  identical", summary["rows_identical"], "ask the same as another row, and get its answer")
     row("that can't run", summary["rows_rejected"])
     if summary["rows_gone"]:
         row("gone", summary["rows_gone"], "answered once, not in the input any more")

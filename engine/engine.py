@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -126,17 +126,31 @@ class Engine:
         if settings.drafts:
             drafter = Drafter(CPU_FIXED_COST_ROWS if device == "cpu" else GPU_FIXED_COST_ROWS)
         self._token_draw = TokenDraw(self._runner, sorted(stop_token_ids), drafter)
+        self._coming: Iterator[Request] | None = None  # requests to be planned when their turn is near
         self._stored_hidden: dict[Node, torch.Tensor] = {}  # at the end of prompts that wait to be answered again
 
     @property
     def has_work(self) -> bool:
-        """Whether a request is running or waiting."""
-        return bool(self._scheduler.running or self._scheduler.waiting)
+        """Whether a request is running, waiting or coming."""
+        return bool(self._scheduler.running or self._scheduler.waiting or self._coming is not None)
 
-    def submit(self, requests: Sequence[Request]) -> list[Completion]:
-        """Plan requests, in this order. Returns the completions of those that can never run."""
+    def feed(self, requests: Iterable[Request]) -> None:
+        """Take requests in depth-first order, each only when its turn is near, so that few are held at a time.
+
+        `step` returns the completions of all of them, also of those that can never run. Until the last is taken, more
+        wait than one step can start. So the last one taken has not begun when the next is planned; and what a later
+        request shares with any earlier one, it shares with this one. So no prefix is given up that is still to come.
+        """
+        assert self._coming is None, "the requests of the feed before have not all been taken"
+        self._coming = iter(requests)
+
+    def submit(self, requests: Sequence[Request], *, first: bool = False) -> list[Completion]:
+        """Plan requests, in this order, behind those that wait, or with `first` before them, as during a `feed`.
+
+        Returns the completions of those that can never run.
+        """
         rejected = []
-        for request in requests:
+        for request in reversed(requests) if first else requests:
             max_output_tokens = min(request.sampling.max_tokens, self.config.context_length - len(request.prompt))
             error = self._reason_not_to_run(request, max_output_tokens)
             if error is not None:
@@ -146,7 +160,8 @@ class Engine:
                 continue
             plan = self.cache.plan if self.settings.reuse else self.cache.plan_alone
             prompt = np.ascontiguousarray(request.prompt, dtype=np.int32)
-            self._scheduler.add(RunningSequence(replace(request, prompt=prompt), plan(prompt), max_output_tokens))
+            sequence = RunningSequence(replace(request, prompt=prompt), plan(prompt), max_output_tokens)
+            self._scheduler.add(sequence, first=first)
         return rejected
 
     def run(self, requests: Sequence[Request], *, sort: bool = True) -> list[Completion]:
@@ -163,19 +178,25 @@ class Engine:
     def step(self) -> list[Completion]:
         """Run one forward step; returns the requests that it ended."""
         started = time.monotonic()
+        completions = self._take_coming()
         step = self._scheduler.next_step()
         assert step is not None or not self.has_work, "the scheduler is stuck"
         if step is None:
-            return []
+            return completions
         hidden = self._hidden_of(step)
-        completions = self._draw_tokens(step, hidden) if step.sampled or step.resumed else []
+        if step.sampled or step.resumed:
+            completions += self._draw_tokens(step, hidden)
         for leaf in [leaf for leaf in self._stored_hidden if not self._scheduler.stored_end_is_needed(leaf)]:
             del self._stored_hidden[leaf]
         self._count(step, time.monotonic() - started)
         return completions
 
     def abort(self) -> list[int]:
-        """Drop all running and waiting requests; returns their ids. What is ready stays in the cache."""
+        """Drop all running, waiting and coming requests; returns the ids of those that run or wait.
+
+        What is ready stays in the cache.
+        """
+        self._coming = None
         self._stored_hidden.clear()
         return [sequence.request.request_id for sequence in self._scheduler.abort()]
 
@@ -213,6 +234,17 @@ class Engine:
                 f"KV pages, but there are {self.settings.kv_pages}; raise engine.kv_memory or lower max_tokens."
             )
         return None
+
+    def _take_coming(self) -> list[Completion]:
+        """Plan requests of the feed until enough wait. Returns the completions of those that can never run."""
+        rejected: list[Completion] = []
+        while self._coming is not None and len(self._scheduler.waiting) <= self._scheduler.max_rows:
+            request = next(self._coming, None)
+            if request is None:
+                self._coming = None
+            else:
+                rejected += self.submit([request])
+        return rejected
 
     def _hidden_of(self, step: Step) -> torch.Tensor:
         """Hidden states of the rows that predict tokens: of `step.sampled`, then of `step.resumed`."""

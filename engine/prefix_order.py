@@ -17,10 +17,14 @@ def common_prefix_length(first: np.ndarray, second: np.ndarray) -> int:
     return position if length and different[position] else length
 
 
+def sort_key(token_ids: np.ndarray) -> bytes:
+    """Bytes that compare as sequences of non-negative ids do; a prefix comes before its extensions."""
+    return np.asarray(token_ids, dtype=">u4").tobytes()
+
+
 def depth_first_order(prompts: Sequence[np.ndarray]) -> list[int]:
     """Indices of `prompts` (int32 sequences) in depth-first order of their prefix tree; equal ones keep their order."""
-    # Big-endian bytes of non-negative integers compare as the integers do, and a prefix sorts before its extensions.
-    keys = [np.asarray(prompt, dtype=">u4").tobytes() for prompt in prompts]
+    keys = [sort_key(prompt) for prompt in prompts]
     return sorted(range(len(keys)), key=keys.__getitem__)
 
 

@@ -26,7 +26,7 @@ class Scheduler:
     def __init__(self, cache: RadixCache, *, step_tokens: int, max_rows: int, reserved_output: float) -> None:
         self._cache = cache
         self._step_tokens = max(step_tokens, 1)
-        self._max_rows = min(max_rows, self._step_tokens)  # so that every decoding row finds room in every step
+        self.max_rows = min(max_rows, self._step_tokens)  # so that every decoding row finds room in every step
         self._reserved_output = reserved_output
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -35,9 +35,12 @@ class Scheduler:
         self._rows_of: dict[Sequence, int] = {}  # of decoding sequences in the step being filled
         self.preemptions = 0
 
-    def add(self, sequence: Sequence) -> None:
-        """Append a planned sequence to the queue."""
-        self.waiting.append(sequence)
+    def add(self, sequence: Sequence, *, first: bool = False) -> None:
+        """Put a planned sequence at the end of the queue, or at its head."""
+        if first:
+            self.waiting.appendleft(sequence)
+        else:
+            self.waiting.append(sequence)
         self._waiting_at[sequence.leaf] += 1
 
     def must_store_end(self, sequence: Sequence) -> bool:
@@ -68,7 +71,7 @@ class Scheduler:
                 self._schedule(builder, sequence, self._rows_of[sequence], ending)
             elif room > 0:
                 room -= self._schedule(builder, sequence, room, ending)
-        while self.waiting and room > 0 and len(self.running) < self._max_rows:
+        while self.waiting and room > 0 and len(self.running) < self.max_rows:
             sequence = self.waiting[0]
             if self._cache.is_blocked(sequence.leaf) or sequence.leaf in ending or not self._admit(builder, sequence):
                 break

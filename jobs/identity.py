@@ -14,10 +14,9 @@ from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import numpy as np
-
 from jobs.answer_schemas import AnswerSchema
 from jobs.job_settings import PromptSettings, SamplingSettings
+from jobs.prompt_segments import SegmentedPrompt
 from jobs.source import InputRow
 
 DIGEST_VERSION = 1
@@ -46,13 +45,26 @@ class RequestIdentity:
             "model": _short([model_fingerprint, dtype]),
         }
         self._parts: dict[tuple[str, str], dict[str, str]] = {}
+        self._settings: dict[str, str] = {}
 
-    def digest(self, row: InputRow, schema: AnswerSchema, prompt: np.ndarray) -> str:
-        """SHA-256 (hex) of the key, the prompt's tokens, the model, the sampling settings and the schema."""
-        identity = [
-            DIGEST_VERSION, row.doc_id, row.question_id, self._fingerprint, self._sampling, schema.text
-        ]  # fmt: skip
-        return hashlib.sha256(json.dumps(identity).encode() + prompt.tobytes()).hexdigest()
+    @property
+    def keys_share_answers(self) -> bool:
+        """Whether rows that differ in nothing but their key get the same answer: not if seeds, which differ, matter."""
+        return self._sampling["temperature"] == 0
+
+    def digest(self, row: InputRow, schema: AnswerSchema, prompt: SegmentedPrompt) -> str:
+        """SHA-256 (hex) of the key, the model, the sampling settings and the schema, and of the prompt's tokens.
+
+        The first part is hashed as the JSON text of a list, the second as int32 ids.
+        """
+        settings = self._settings.get(schema.text)
+        if settings is None:
+            settings = self._settings[schema.text] = json.dumps([self._fingerprint, self._sampling, schema.text])[1:]
+        key = json.dumps([DIGEST_VERSION, row.doc_id, row.question_id])[:-1]
+        digest = hashlib.sha256(f"{key}, {settings}".encode())
+        for ids in prompt.segments():
+            digest.update(ids.data)
+        return digest.hexdigest()
 
     def parts(self, schema: AnswerSchema) -> Mapping[str, str]:
         """A short digest of each part that does not stand in the answer's row: prompt, schema, sampling, ..."""

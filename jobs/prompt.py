@@ -4,16 +4,22 @@ The chat template is rendered once, around placeholders (jobs/prompt_frame.py). 
 only part that may hold control tokens. Documents and questions are encoded by a tokenizer that knows no control tokens
 (jobs/prompt_text.py), so a document that says `<|im_end|>` is ordinary text. Each document is encoded once and its ids
 are joined with the other segments'.
+
+Many rows are encoded in windows, on all cores, while the rows of the window before are looked at.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from jobs.job_settings import PromptSettings
 from jobs.prompt_frame import BETWEEN, chat_frame
+from jobs.prompt_segments import Segment, SegmentedPrompt, SharedPrefix
 from jobs.prompt_template import PartTemplates
 from jobs.prompt_text import TextTokenizer, encode_frame
 from jobs.source import Document, InputRow
@@ -22,6 +28,22 @@ from jobs.source_rows import text_hash
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+WINDOW_CHARACTERS = 2**20
+WINDOW_ROWS = 4096
+"""A window of rows is encoded when it has so many rows, or so much text that is new (or one longer document)."""
+
+WINDOWS_AHEAD = 2
+"""How many windows may wait for their ids."""
+
+
+class Asked(NamedTuple):
+    """A row with what its prompt is made of."""
+
+    row: InputRow
+    document: Document
+    schema_name: str
+    schema_text: str
+
 
 class PromptBuilder:
     """Makes prompts for one job and one model.
@@ -29,6 +51,8 @@ class PromptBuilder:
     Raises JobFileError for a template that can't be used, JobError for a chat template that can't. `notes` are
     sentences for the user about the chat template; `moving_values` is what the document's part writes beside the
     document, as `doc_id` or `extra.page`, `system_uses_schema` whether the opening depends on the row's schema.
+
+    Holds the ids of every distinct document part, 4 bytes a token.
     """
 
     def __init__(self, settings: PromptSettings, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -44,27 +68,31 @@ class PromptBuilder:
             for text in (frame.before_document, frame.before_question, frame.ending)
         )
         self._openings: dict[tuple[str, str], np.ndarray] = {}
-        self._documents: dict[str, np.ndarray] = {}
+        self._documents: dict[str, Segment] = {}
+        self._prefixes: dict[tuple[tuple[str, str], str], SharedPrefix] = {}
 
     def prompt(self, row: InputRow, document: Document, schema_name: str, schema_text: str) -> np.ndarray:
         """The int32 token ids of one row: opening, document, question, and the turn in which the answer begins."""
-        question = BETWEEN + self._templates.render(
-            "question", row.place, question=row.question, question_id=row.question_id, doc_id=row.doc_id,
-            extra=row.extra,
-        )  # fmt: skip
-        return np.concatenate(
-            [
-                self._opening(schema_name, schema_text),
-                self.document_ids(row, document),
-                self._before_question,
-                self._text_tokenizer.encode(question),
-                self._ending,
-            ]
-        )
+        [prompt] = self.prompts([Asked(row, document, schema_name, schema_text)])
+        return prompt.ids()
+
+    def prompts(self, asked: Iterable[Asked]) -> Iterator[SegmentedPrompt]:
+        """The prompts of many rows, in their order; `asked` is read a few windows ahead.
+
+        Raises JobFileError for a row on which a template fails.
+        """
+        waiting: deque[tuple[_Window, Future[list[np.ndarray]]]] = deque()
+        with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as background:
+            for window in self._windows(asked):
+                waiting.append((window, background.submit(self._text_tokenizer.encode_batch, window.texts())))
+                if len(waiting) > WINDOWS_AHEAD:
+                    yield from self._finished(*waiting.popleft())
+            while waiting:
+                yield from self._finished(*waiting.popleft())
 
     def shared_tokens(self, row: InputRow, document: Document, schema_name: str, schema_text: str) -> int:
         """How many tokens of the row's prompt come before its question: opening and document."""
-        return len(self._opening(schema_name, schema_text)) + len(self.document_ids(row, document))
+        return len(self._opening(schema_name, schema_text)[1]) + len(self.document_ids(row, document))
 
     def text_ids(self, text: str) -> np.ndarray:
         """int32 token ids of a text by itself, as it would stand in a prompt."""
@@ -76,18 +104,60 @@ class PromptBuilder:
 
     def document_ids(self, row: InputRow, document: Document) -> np.ndarray:
         """Token ids of the document part, encoded once for all rows for which it reads the same."""
-        key, text = document.document_hash, None
-        if self._templates.document_uses_row:
-            text = self._document_text(row, document)
-            key = text_hash(text)
-        if key not in self._documents:
-            self._documents[key] = self._text_tokenizer.encode(text or self._document_text(row, document))
-        return self._documents[key]
+        key, text = self._document_part(row, document)
+        segment = self._documents.setdefault(key, Segment())
+        if segment.ids is None:
+            segment.ids = self._text_tokenizer.encode(self._document_text(row, document) if text is None else text)
+        return segment.ids
+
+    def _windows(self, asked: Iterable[Asked]) -> Iterator[_Window]:
+        window = _Window()
+        for one in asked:
+            window.add(self._prefix(one, window), self._question_text(one.row))
+            if window.characters >= WINDOW_CHARACTERS or len(window.rows) >= WINDOW_ROWS:
+                yield window
+                window = _Window()
+        if window.rows:
+            yield window
+
+    def _prefix(self, one: Asked, window: _Window) -> SharedPrefix:
+        """The shared beginning of a row's prompt; a document that is new is put into the window."""
+        opening_key, opening = self._opening(one.schema_name, one.schema_text)
+        document_key, text = self._document_part(one.row, one.document)
+        prefix = self._prefixes.get((opening_key, document_key))
+        if prefix is None:
+            segment = self._documents.get(document_key)
+            if segment is None:
+                segment = self._documents[document_key] = Segment()
+                window.add_document(segment, self._document_text(one.row, one.document) if text is None else text)
+            prefix = self._prefixes[opening_key, document_key] = SharedPrefix(opening, segment)
+        return prefix
+
+    def _finished(self, window: _Window, encoded: Future[list[np.ndarray]]) -> Iterator[SegmentedPrompt]:
+        arrays = encoded.result()
+        for segment, ids in zip(window.segments, arrays, strict=False):
+            segment.ids = ids
+        rests = [np.concatenate([self._before_question, ids, self._ending]) for ids in arrays[len(window.segments) :]]
+        for prefix, question in window.rows:
+            yield SegmentedPrompt(prefix, rests[question])
+
+    def _document_part(self, row: InputRow, document: Document) -> tuple[str, str | None]:
+        """What tells the document's part from others, and its text where that had to be made for it."""
+        if not self._templates.document_uses_row:
+            return document.document_hash, None
+        text = self._document_text(row, document)
+        return text_hash(text), text
 
     def _document_text(self, row: InputRow, document: Document) -> str:
         return self._templates.render("document", row.place, document=document.text, doc_id=row.doc_id, extra=row.extra)
 
-    def _opening(self, schema_name: str, schema_text: str) -> np.ndarray:
+    def _question_text(self, row: InputRow) -> str:
+        return BETWEEN + self._templates.render(
+            "question", row.place, question=row.question, question_id=row.question_id, doc_id=row.doc_id,
+            extra=row.extra,
+        )  # fmt: skip
+
+    def _opening(self, schema_name: str, schema_text: str) -> tuple[tuple[str, str], np.ndarray]:
         # Without a schema in it, the system text is the same for all.
         key = (schema_name, schema_text) if self._templates.system_uses_schema else ("", "")
         if key not in self._openings:
@@ -95,4 +165,31 @@ class PromptBuilder:
             self._openings[key] = np.concatenate(
                 [self._before_system, self._text_tokenizer.encode(system), self._before_document]
             )
-        return self._openings[key]
+        return key, self._openings[key]
+
+
+class _Window:
+    """Rows whose texts are encoded together: each distinct question of the window once, and the documents new in it."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[SharedPrefix, int]] = []  # with the number of the question
+        self.segments: list[Segment] = []
+        self.characters = 0
+        self._documents: list[str] = []
+        self._questions: dict[str, int] = {}
+
+    def add_document(self, segment: Segment, text: str) -> None:
+        self.segments.append(segment)
+        self._documents.append(text)
+        self.characters += len(text)
+
+    def add(self, prefix: SharedPrefix, question: str) -> None:
+        number = self._questions.get(question)
+        if number is None:
+            number = self._questions[question] = len(self._questions)
+            self.characters += len(question)
+        self.rows.append((prefix, number))
+
+    def texts(self) -> list[str]:
+        """Of the documents, then of the questions."""
+        return [*self._documents, *self._questions]

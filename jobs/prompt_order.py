@@ -74,7 +74,7 @@ def _before_documents(
         for planned in asked[1:]:
             schema = planned.schema
             shared = prompts.shared_tokens(planned.row, documents[document_hash], schema.name, schema.text)
-            missing = shared - (len(planned.prompt) - planned.minimum_tokens)
+            missing = shared - (planned.prompt_tokens - planned.minimum_tokens)
             if missing > 0:
                 repeated += 1
                 tokens += missing

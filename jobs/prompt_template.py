@@ -37,6 +37,7 @@ class PartTemplates:
         environment = RowEnvironment()
         self._environment = environment
         self._templates: dict[str, jinja2.Template] = {}
+        self._plain: dict[str, list[tuple[str, bool]]] = {}
         self.moving_values: list[str] = []
         self.texts_behind: dict[str, str] = {}
         used: dict[str, set[str]] = {}
@@ -48,6 +49,9 @@ class PartTemplates:
                 self.texts_behind[part] = _text_behind_values(tree)
                 if part == "document":
                     self.moving_values = _values_written(tree)
+                plain = _plain_pieces(tree)
+                if plain is not None:
+                    self._plain[part] = plain
                 self._templates[part] = environment.from_string(counted(tree, environment))
             except jinja2.TemplateSyntaxError as error:
                 raise JobFileError(
@@ -63,6 +67,11 @@ class PartTemplates:
 
     def render(self, part: str, place: str = "", **values: Any) -> str:
         """The text of a part for one row; `place` is where the row stands. Raises JobFileError."""
+        if part in self._plain and all(
+            isinstance(values[name], str) for name, is_value in self._plain[part] if is_value
+        ):
+            # Most templates only put texts together, which takes a tenth of the time without Jinja.
+            return "".join([values[piece] if is_value else piece for piece, is_value in self._plain[part]])
         self._environment.start(sum(len(value) for value in values.values() if isinstance(value, str)))
         pieces, characters = [], 0
         try:
@@ -75,6 +84,26 @@ class PartTemplates:
             reason = str(error) or type(error).__name__
             raise JobFileError(f"prompt.{part} fails on a row{where}: {reason}; mend the template") from None
         return "".join(pieces)
+
+
+def _plain_pieces(tree: nodes.Template) -> list[tuple[str, bool]] | None:
+    """A template that only puts texts and values together: its texts, and with True the names of its values.
+
+    None for any other; also for one that names a value so often that the length of what it makes must be watched.
+    """
+    pieces: list[tuple[str, bool]] = []
+    for node in tree.body:
+        if not isinstance(node, nodes.Output):
+            return None
+        for piece in node.nodes:
+            if isinstance(piece, nodes.TemplateData):
+                pieces.append((piece.data, False))
+            elif isinstance(piece, nodes.Name):
+                pieces.append((piece.name, True))
+            else:
+                return None
+    names = [name for name, is_value in pieces if is_value]
+    return pieces if len(set(names)) == len(names) else None
 
 
 def _values_written(tree: nodes.Template) -> list[str]:

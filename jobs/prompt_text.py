@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,6 +49,21 @@ class TextTokenizer:
             if ids[: len(start)] == start:  # else the anchor and the text have become one token
                 return np.asarray(ids[len(start) :], dtype=np.int32)
         return np.asarray(self._ids(text), dtype=np.int32)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """`encode` of each text, on all cores, without holding Python's lock for most of the time.
+
+        Takes about 100 bytes a token on the way, so what a batch holds in characters is the caller's business.
+        """
+        anchor = self._anchors[0] if self._anchors else ""
+        start = self._ids(anchor) if anchor else []
+        encodings = self._backend.encode_batch_fast([anchor + text for text in texts], add_special_tokens=False)
+        arrays = []
+        for text, encoding in zip(texts, encodings, strict=True):
+            ids = encoding.ids
+            fits = ids[: len(start)] == start
+            arrays.append(np.asarray(ids[len(start) :], dtype=np.int32) if fits else self.encode(text))
+        return arrays
 
     def _ids(self, text: str) -> list[int]:
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids

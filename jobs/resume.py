@@ -83,7 +83,10 @@ class AnswerHistory:
 
     def gone(self, rows: Iterable[InputRow]) -> int:
         """How many keys that were tried are not in the input any more."""
-        return len(self.states.keys() - {(row.doc_id, row.question_id) for row in rows})
+        gone = set(self.states)
+        if gone:
+            gone.difference_update((row.doc_id, row.question_id) for row in rows)
+        return len(gone)
 
 
 def open_existing(database: Path, wait_seconds: float = 0.0) -> AnswerStore | None:

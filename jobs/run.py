@@ -10,7 +10,9 @@ import json
 import logging
 import time
 import uuid
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -110,8 +112,13 @@ class _Run:
         self.stop = stop
         self.observer = observer
         self.started = self.ready_at = started
-        self.planned: dict[int, PlannedRow] = dict(enumerate(self.plan.rows))
-        self.pending = set(self.planned)
+        self.ended = bytearray(len(self.plan.rows))  # by place in the plan: 1 when the row is finished
+        self.same_rows: dict[int, list[int]] = defaultdict(list)  # places answered with that of another row
+        for place, planned in enumerate(self.plan.rows):
+            if planned.same_as is not None:
+                self.same_rows[planned.same_as].append(place)
+        self.requests = len(self.plan.rows) - self.plan.rows_same
+        self.minimum_tokens = self.plan.minimum_tokens  # counted once: it looks at every row
         self.drawn_again: set[int] = set()
         self.engine: Engine | None = None
         self.run = self._new_record()
@@ -160,8 +167,7 @@ class _Run:
         engine = self.engine
         if engine is None:
             return "finished", None
-        for completion in engine.submit([self._request(index, row) for index, row in self.planned.items()]):
-            self._finish_row(completion)
+        engine.feed(self._requests())
         budget = self.job.run.time_budget
         while engine.has_work:
             if self.stop.signal_number is not None:
@@ -170,11 +176,11 @@ class _Run:
                 self.exit_status = 5
                 unreached = len(self._unreached_documents())
                 return "out_of_time", (
-                    f"run.time_budget of {budget:g} seconds was used up; {len(self.pending)} rows of "
+                    f"run.time_budget of {budget:g} seconds was used up; {self.ended.count(0)} rows of "
                     f"{unreached} documents are pending, and the next run answers them"
                 )
             for completion in engine.step():
-                self._finish_row(completion)
+                self._finish_request(completion)
             self.output.keep_up()
             self.observer.on_progress(self._progress(engine))
         engine.check()
@@ -209,6 +215,12 @@ class _Run:
             seconds=now - self.ready_at if ready else 0.0,
         )
 
+    def _requests(self) -> Iterator[Request]:
+        """Of the rows in the plan's order, each when it is asked for; those that ask the very same once."""
+        for index, planned in enumerate(self.plan.rows):
+            if planned.same_as is None:
+                yield self._request(index, planned)
+
     def _request(self, index: int, planned: PlannedRow) -> Request:
         """The row as a request; its second draw has the next seed and at least RETRY_TEMPERATURE."""
         sampling = self.job.sampling
@@ -228,14 +240,25 @@ class _Run:
             shortest_answer_tokens=planned.schema.grammar.shortest_tokens,
         )
 
+    def _finish_request(self, completion: Completion) -> None:
+        """File an answer under its row and under those that ask the very same, for which nothing was computed.
+
+        A second draw is each row's own, because its seed depends on the row's key.
+        """
+        self._finish_row(completion)
+        for index in self.same_rows.pop(completion.request_id, ()):
+            reached_model = completion.finish_reason is not FinishReason.TOO_LONG
+            cached = completion.prompt_tokens if reached_model else 0
+            self._finish_row(replace(completion, request_id=index, cached_tokens=cached, computed_tokens=0))
+
     def _finish_row(self, completion: Completion) -> None:
-        planned = self.planned[completion.request_id]
+        planned = self.plan.rows[completion.request_id]
         if self._draws_again(planned, completion):
             return
-        self.pending.discard(completion.request_id)
+        self.ended[completion.request_id] = 1
         if completion.finish_reason is FinishReason.TOO_LONG:
             error = f"{planned.row.place}: {completion.error}"
-            rejected = RejectedRow(planned.row, "too_long", error, planned.schema.name, len(planned.prompt))
+            rejected = RejectedRow(planned.row, "too_long", error, planned.schema.name, planned.prompt_tokens)
             self.writer.add_rejected(rejected)
             return
         self.writer.add_completed(planned, completion)
@@ -248,7 +271,7 @@ class _Run:
         if planned.schema.validator.check(self.writer.text_of(completion)).error is None:
             return False
         self.drawn_again.add(index)
-        self.engine.submit([self._request(index, planned)])
+        self.engine.submit([self._request(index, planned)], first=True)
         return True
 
     def _progress(self, engine: Engine) -> Progress:
@@ -257,13 +280,13 @@ class _Run:
         answered = max(writer.rows_done - len(self.plan.rejected), 1)
         expected_output = writer.output_tokens / answered if writer.output_tokens else 0.0
         return Progress(
-            rows_total=len(self.planned) + len(self.plan.rejected),
+            rows_total=len(self.plan.rows) + len(self.plan.rejected),
             rows_done=writer.rows_done,
             rows_failed=writer.rows_failed,
             prompt_tokens=writer.prompt_tokens,
             cached_tokens=writer.cached_tokens,
             tokens_done=engine.statistics.step_rows,
-            tokens_total=self.plan.minimum_tokens + round(expected_output * len(self.planned)),
+            tokens_total=self.minimum_tokens + round(expected_output * self.requests),
             seconds=seconds,
         )
 
@@ -277,7 +300,7 @@ class _Run:
         return 3 if self.job.run.max_failures.exceeded(record.rows_failed, record.rows_total) else 1
 
     def _unreached_documents(self) -> list[str]:
-        return sorted({self.planned[index].row.doc_id for index in self.pending})
+        return sorted({row.row.doc_id for row, ended in zip(self.plan.rows, self.ended, strict=True) if not ended})
 
     def _new_record(self) -> RunRecord:
         return RunRecord(

@@ -31,7 +31,7 @@ def planned_rows(prompts, rows, schema_of=lambda row: "verdict"):
     for row in rows:
         schema = SimpleNamespace(name=schema_of(row), text=f'{{"title": "{schema_of(row)}"}}')
         prompt = prompts.prompt(row, documents[row.document_hash], schema.name, schema.text)
-        planned.append(SimpleNamespace(row=row, schema=schema, prompt=prompt))
+        planned.append(SimpleNamespace(row=row, schema=schema, prompt=prompt, prompt_tokens=len(prompt)))
     ordered = [planned[index] for index in depth_first_order([row.prompt for row in planned])]
     for row, minimum in zip(ordered, first_positions([row.prompt for row in ordered]), strict=True):
         row.minimum_tokens = minimum

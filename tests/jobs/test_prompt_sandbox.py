@@ -132,3 +132,21 @@ def test_what_stands_before_and_behind_is_known():
     assert templates.texts_behind["document"].endswith(" Mind the notes.")
     assert templates.texts_behind["question"] == " Quote it."
     assert PartTemplates(PromptSettings(document="{{ extra.items() }}{{ document }}")).moving_values == ["extra"]
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ document }}", "A {{ doc_id }}\n{{ document }}\n", "{% raw %}{{{% endraw %}{{ document }}"]
+)
+def test_plain_templates_read_as_jinja_writes_them(template):
+    """Those that only put texts together are rendered without Jinja; values that are no text are not."""
+    values = [{"document": "{{ doc_id }} <&>\n", "doc_id": "a"}, {"document": "x", "doc_id": None}]
+    plain, by_jinja = (PartTemplates(PromptSettings(document=template)) for _ in range(2))
+    assert "document" in plain._plain
+    by_jinja._plain.clear()
+    for row in values:
+        assert plain.render("document", extra={}, **row) == by_jinja.render("document", extra={}, **row)
+
+
+@pytest.mark.parametrize("template", ["{{ document }}{{ document }}", "{{ document | upper }}", "{{ document }}{# #}"])
+def test_templates_that_do_more_are_watched(template):
+    assert ("document" in PartTemplates(PromptSettings(document=template))._plain) == ("#" in template)

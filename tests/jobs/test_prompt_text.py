@@ -59,6 +59,14 @@ def test_no_text_becomes_a_control_token(make, parts):
     assert backend.decode(ids, skip_special_tokens=False).lstrip() == text.lstrip()
 
 
+@pytest.mark.parametrize("make", [unigram, byte_pairs])
+@settings(max_examples=30, deadline=None)
+@given(texts=st.lists(st.text(st.sampled_from("ab.x\n <s>▁"), max_size=6), max_size=6))
+def test_a_batch_is_encoded_as_its_texts_are(make, texts):
+    encoder = TextTokenizer(SimpleNamespace(backend_tokenizer=make()))
+    assert [ids.tolist() for ids in encoder.encode_batch(texts)] == [encoder.encode(text).tolist() for text in texts]
+
+
 def test_blanks_that_were_added_keep_their_ids():
     backend = byte_pairs()
     ids = TextTokenizer(SimpleNamespace(backend_tokenizer=backend)).encode("a    b").tolist()
