@@ -73,7 +73,7 @@ def kill_and_resume(server, tmp_path, path, kills, seed):
         server.wait(pid)
         # The machine may be busy now and idle later: most kills shall hit a run that is on.
         seconds *= 0.93 if "\nended" in log.read_text() else 1.02
-        reported = [int(line.split()[1]) for line in log.read_text().splitlines() if line.startswith("done ")]
+        reported = [int(line.split()[1]) for line in whole_lines(log) if line.startswith("done ")]
         published = 0
         if database.exists() and database.stat().st_size:
             published = len(query(database, "FROM answers"))  # opens with DuckDB's own tools
@@ -123,10 +123,15 @@ def test_a_run_that_always_dies_gets_on(server, make_job, tmp_path):
     assert len(query(database, "FROM runs WHERE error = 'killed'")) == 3
 
 
+def whole_lines(log):
+    """Lines of the log so far, without one that is being written or was cut by a kill."""
+    return log.read_text().rpartition("\n")[0].splitlines() if log.exists() else []
+
+
 def wait_for_rows(log, rows):
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        lines = log.read_text().splitlines() if log.exists() else []
+        lines = whole_lines(log)
         if any(line.startswith("done ") and int(line.split()[1]) >= rows for line in lines):
             return
         assert not any(line.startswith(("ended", "error")) for line in lines), lines
