@@ -43,6 +43,20 @@ class Compiled:
     regex: str = ""  # of the whole answer, where there is one
 
 
+class DescribedGrammar:
+    """What both kinds of grammar are: a compiled schema over a vocabulary."""
+
+    def __init__(self, about: Compiled, vocabulary: TokenVocabulary) -> None:
+        self.about = about
+        self.schema = about.schema
+        self.backend = about.backend
+        self.notes = about.notes
+        self.checked_after = about.checked_after
+        self.shortest_text = about.shortest_text
+        self.shortest_tokens = about.shortest_tokens
+        self.vocabulary = vocabulary
+
+
 def build_index(regex: str, vocabulary: TokenVocabulary) -> Index:
     """The index of an expression between the two made-up tokens. Raises UnsupportedSchema if there can be none."""
     try:
@@ -52,7 +66,7 @@ def build_index(regex: str, vocabulary: TokenVocabulary) -> Index:
         raise UnsupportedSchema("", "", f"no index could be built ({reason})") from None
 
 
-class JsonGrammar:
+class JsonGrammar(DescribedGrammar):
     """The tokens that may come next in an answer to one schema. Shared by all rows; made by `compile_schema`.
 
     `about` says what was compiled; its fields can be read here too. `end_distances` are measured when first needed,
@@ -62,15 +76,8 @@ class JsonGrammar:
     def __init__(
         self, about: Compiled, index: Index, vocabulary: TokenVocabulary, distances: EndDistances | None = None
     ) -> None:
-        self.about = about
-        self.schema = about.schema
-        self.backend = about.backend
-        self.notes = about.notes
-        self.checked_after = about.checked_after
-        self.shortest_text = about.shortest_text
-        self.shortest_tokens = about.shortest_tokens
+        super().__init__(about, vocabulary)
         self.regex = about.regex
-        self.vocabulary = vocabulary
         self.index = index
         first = index.get_next_state(index.get_initial_state(), vocabulary.start_id)
         assert first is not None

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from .completion import ends_in_string, shortest_completion
 from .errors import UnsupportedSchema
-from .grammar import Compiled
+from .grammar import Compiled, DescribedGrammar
 from .growth import growth_margin, has_shaped_strings
 from .guidance_schema import for_guidance, given_types, refuse_unsure
 from .vocabulary import TokenVocabulary
@@ -71,18 +71,11 @@ def guidance_tokenizer(vocabulary: TokenVocabulary) -> LLTokenizer:
     return found
 
 
-class GuidanceGrammar:
+class GuidanceGrammar(DescribedGrammar):
     """The tokens that may come next in an answer to one schema. Shared by all rows; made by `compile_schema`."""
 
     def __init__(self, about: Compiled, source: str, vocabulary: TokenVocabulary) -> None:
-        self.about = about
-        self.schema = about.schema
-        self.backend = about.backend
-        self.notes = about.notes
-        self.checked_after = about.checked_after
-        self.shortest_text = about.shortest_text
-        self.shortest_tokens = about.shortest_tokens
-        self.vocabulary = vocabulary
+        super().__init__(about, vocabulary)
         self.source = source
         self.margin = growth_margin(about.schema, vocabulary)
         self.has_shaped_strings = has_shaped_strings(about.schema)

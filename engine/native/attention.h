@@ -1,4 +1,5 @@
-/* What Python hands over for one layer's attention, and what the code of each element type provides.
+/* What Python hands over for attention, row operations and matrix products, and what the code of each element type
+   provides.
 
    `Attention` and `Unit` are mirrored in engine/attention_native.py; strides count elements. */
 
