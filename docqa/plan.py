@@ -13,6 +13,7 @@ from docqa.job_options import JobOptions, job_options
 from docqa.options import json_option, quiet_option
 from docqa.plain_console import plain_console
 from docqa.run_log import TextLog, observer_of
+from docqa.what_if_view import print_what_if, what_if_summary
 from engine.kv_memory import kv_page_bytes
 from jobs.near_documents import near_documents
 from jobs.prompt_order import order_costs
@@ -25,15 +26,28 @@ SHOWN_REJECTED_ROWS = 20
 @job_options
 @quiet_option
 @json_option
-def command(job_options: JobOptions, quiet: bool, as_json: bool) -> None:
+@click.option(
+    "--what-if",
+    "with_what_if",
+    is_flag=True,
+    envvar="DOCQA_WHAT_IF",
+    help="Also simulate what other orders and caches would compute, in pools of several sizes.",
+)
+def command(job_options: JobOptions, quiet: bool, as_json: bool, with_what_if: bool) -> None:
     """Say what a run would do, without loading weights."""
     with TextLog(quiet=quiet) as log:
         prepared = prepare(job_options.load(default_output="answers.duckdb"), observer_of(log))
-    summary = plan_summary(prepared)
+        summary = plan_summary(prepared)
+        if with_what_if:
+            log.stage("simulating")
+            summary["what_if"] = what_if_summary(prepared)
     if as_json:
         click.echo(json.dumps(summary, ensure_ascii=False))
-    else:
-        print_plan(summary, plain_console())
+        return
+    console = plain_console()
+    print_plan(summary, console)
+    if with_what_if:
+        print_what_if(summary["what_if"], console)
 
 
 def plan_summary(prepared: PreparedJob) -> dict[str, Any]:
