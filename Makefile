@@ -8,7 +8,7 @@ DEMO_DATABASE := sample_data/answers.duckdb
 
 setup: .venv/.complete
 
-.venv/.complete: pyproject.toml constraints.txt
+.venv/.complete: pyproject.toml constraints.txt setup.py $(wildcard engine/native/*.[ch])
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'

@@ -39,6 +39,7 @@ class Request:
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
     grammar: Grammar | None = None
     shortest_answer_tokens: int = 1  # a row runs only if this many output tokens still fit the context
+    log_probabilities: bool = False  # whether the completion says how likely each token was
 
 
 @dataclass(frozen=True)
@@ -56,3 +57,6 @@ class Completion:
     ttft_seconds: float | None = None  # from admission to a step until the first token
     latency_seconds: float | None = None  # from admission to a step until the last token
     error: str | None = None
+    log_probabilities: list[float] | None = None
+    """If asked for: the logarithm (base e) of the probability of each output token, and of the stop id if one was
+    drawn, among those that the grammar allowed, at temperature 1. 0 where it allowed one; NaN where unknown."""

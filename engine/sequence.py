@@ -18,6 +18,7 @@ class Sequence:
         self.max_output_tokens = max_output_tokens
         self.grammar: GrammarState | None = request.grammar.start() if request.grammar else None
         self.output: list[int] = []
+        self.log_probabilities: list[float] | None = [] if request.log_probabilities else None
         self.draft: list[int] = []  # guesses at the next output, each allowed by the grammar after the ones before
         self.computed = 0
         self.page_table = np.empty(0, dtype=np.int32)
@@ -99,4 +100,5 @@ class Sequence:
             forced_tokens=self.forced_tokens,
             ttft_seconds=first_token_at - self.admitted_at,
             latency_seconds=now - self.admitted_at,
+            log_probabilities=self.log_probabilities,
         )

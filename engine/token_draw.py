@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from engine.drafts import Drafter
+from engine.log_probabilities import token_log_probabilities
 from engine.request import FinishReason, SamplingParameters
 from engine.runner import Runner
 from engine.sampler import mask_words, sample
@@ -48,13 +49,16 @@ class TokenDraw:
         self.counts.mask_seconds += time.monotonic() - started
         parameters = [sequence.request.sampling for sequence in sequences for _ in range(1 + len(sequence.draft))]
         indices = [len(sequence.output) + offset for sequence in sequences for offset in range(1 + len(sequence.draft))]
-        tokens = self._sample(hidden, masks, allowed_counts, parameters, indices)
+        weigh = any(sequence.log_probabilities is not None for sequence in sequences)
+        tokens, log_probabilities = self._sample(hidden, masks, allowed_counts, parameters, indices, weigh=weigh)
+        log_probabilities[allowed_counts == 1] = 0.0  # a choice of one is certain, whatever its logit
         reasons = []
         row = 0
         for sequence in sequences:
-            end = row + 1 + len(sequence.draft)
-            reasons.append(self._accept(sequence, tokens[row:end], allowed_counts[row:end], len(sequences)))
-            row = end
+            rows = slice(row, row + 1 + len(sequence.draft))
+            drawn = list(zip(tokens[rows].tolist(), log_probabilities[rows].tolist(), strict=True))
+            reasons.append(self._accept(sequence, drawn, allowed_counts[rows], len(sequences)))
+            row = rows.stop
         return reasons
 
     def _sample(
@@ -64,27 +68,33 @@ class TokenDraw:
         allowed_counts: np.ndarray,
         parameters: Sequenced[SamplingParameters],
         indices: Sequenced[int],
-    ) -> list[int]:
-        """One token a row. Rows with few choices need the logits of those choices only, not of the vocabulary."""
+        *,
+        weigh: bool,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """One token a row, and with `weigh` its log-probability, else 0.
+
+        Rows with few choices need the logits of those choices only, not of the vocabulary.
+        """
         few = (
             np.flatnonzero(allowed_counts <= FEW_CHOICES) if self._runner.has_partial_logits else np.empty(0, np.int64)
         )
         if masks is None or len(few) == 0:
-            return sample(self._runner.logits(hidden), masks, parameters, indices)
+            return _draw(self._runner.logits(hidden), masks, parameters, indices, weigh=weigh)
         tokens = np.empty(len(allowed_counts), dtype=np.int64)
+        log_probabilities = np.zeros(len(allowed_counts))
         many = np.flatnonzero(allowed_counts > FEW_CHOICES)
         for rows, choices in ((few, _tokens_in(np.bitwise_or.reduce(masks[few], axis=0))), (many, None)):
             if len(rows) == 0 or (choices is not None and len(choices) == 0):
                 continue
-            part = hidden[torch.from_numpy(rows)]
-            drawn = sample(
-                self._runner.logits(part, choices),
+            drawn, log_probabilities[rows] = _draw(
+                self._runner.logits(hidden[torch.from_numpy(rows)], choices),
                 masks[rows] if choices is None else _narrow(masks[rows], choices),
                 [parameters[row] for row in rows.tolist()],
                 [indices[row] for row in rows.tolist()],
+                weigh=weigh,
             )
             tokens[rows] = drawn if choices is None else choices[drawn]
-        return tokens.tolist()
+        return tokens, log_probabilities
 
     def _masks(self, sequences: Sequenced[Sequence], vocabulary_size: int) -> tuple[np.ndarray | None, np.ndarray]:
         """Packed masks of all rows (None if no sequence has a grammar), and how many tokens each row allows."""
@@ -114,18 +124,18 @@ class TokenDraw:
                 words.view(np.uint8)[token_id // 8] |= 1 << token_id % 8
 
     def _accept(
-        self, sequence: Sequence, tokens: list[int], allowed_counts: np.ndarray, running: int
+        self, sequence: Sequence, drawn: Sequenced[tuple[int, float]], allowed_counts: np.ndarray, running: int
     ) -> FinishReason | None:
-        """Append drawn tokens as long as each confirms the draft that the next was drawn after."""
+        """Append drawn tokens, with their log-probabilities, as long as each confirms the draft of the next one."""
         draft, sequence.draft = sequence.draft, []
         accepted = 0
         reason = None
-        for place, token in enumerate(tokens):
+        for place, (token, log_probability) in enumerate(drawn):
             if allowed_counts[place] == 0:
                 reason = FinishReason.NO_TOKEN
                 break
             sequence.forced_tokens += int(allowed_counts[place] == 1 and token not in self._stop_token_ids)
-            reason = self._append(sequence, token)
+            reason = self._append(sequence, token, log_probability)
             if place == len(draft) or token != draft[place]:
                 break
             accepted += 1
@@ -141,7 +151,9 @@ class TokenDraw:
             sequence.draft = self._drafter.propose(sequence, running)
         return reason
 
-    def _append(self, sequence: Sequence, token: int) -> FinishReason | None:
+    def _append(self, sequence: Sequence, token: int, log_probability: float) -> FinishReason | None:
+        if sequence.log_probabilities is not None:
+            sequence.log_probabilities.append(log_probability)
         if token in self._stop_token_ids:
             return FinishReason.STOP
         sequence.output.append(token)
@@ -160,10 +172,23 @@ class TokenDraw:
         grammar = sequence.grammar
         while grammar is not None and (token := grammar.only_token) is not None:
             sequence.forced_tokens += 1
-            reason = self._append(sequence, token)
+            reason = self._append(sequence, token, 0.0)
             if reason is not None:
                 return reason
         return None
+
+
+def _draw(
+    logits: torch.Tensor,
+    masks: np.ndarray | None,
+    parameters: Sequenced[SamplingParameters],
+    indices: Sequenced[int],
+    *,
+    weigh: bool,
+) -> tuple[np.ndarray, np.ndarray]:
+    """One token a row as `sample` draws it, and with `weigh` its log-probability, else 0."""
+    tokens = np.array(sample(logits, masks, parameters, indices), dtype=np.int64)
+    return tokens, token_log_probabilities(logits, masks, tokens) if weigh else np.zeros(len(tokens))
 
 
 def _tokens_in(words: np.ndarray) -> np.ndarray:

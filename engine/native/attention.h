@@ -113,6 +113,7 @@ typedef struct {
     void (*pack_panel)(const PackedWeight *weight, int64_t panel);
     void (*multiply_panel)(const Product *product, int64_t start, int64_t end, int64_t panel);
     int64_t (*argmax_row)(const float *logits, const uint32_t *mask, int64_t size, int *is_number);
+    double (*log_probability_row)(const float *logits, const uint32_t *mask, int64_t size, int64_t token);
 } Kernel;
 
 #if defined(__x86_64__) && !defined(__clang__)

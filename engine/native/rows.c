@@ -56,6 +56,16 @@ int docqa_masked_argmax(const float *logits, const uint32_t *masks, int64_t *tok
     }
     return numbers;
 }
+
+/* For each row of the same, the log-probability of its token among those allowed; NaN where it has none. */
+void docqa_log_probabilities(const float *logits, const uint32_t *masks, const int64_t *tokens, double *output,
+                             int64_t rows, int64_t size, int64_t mask_words, int threads) {
+    if (rows * size < PARALLEL_ELEMENTS) threads = 1;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+    for (int64_t row = 0; row < rows; row++)
+        output[row] = docqa_kernel_fp32.log_probability_row(logits + row * size, masks ? masks + row * mask_words : 0,
+                                                            size, tokens[row]);
+}
 #endif
 
 /* source [writes, kv_heads, head_bytes] to slots [writes] of cache [kv_heads, slots, head_bytes]; strides in bytes. */

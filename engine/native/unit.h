@@ -179,9 +179,11 @@ static void run_unit(const Attention *attention, const Unit *unit, int kv_head, 
 }
 
 #include "argmax.h"
+#include "log_probability.h"
 #include "linear.h"
 #include "merge.h"
 #include "rows.h"
 
 const Kernel KERNEL = {run_unit,      merge_row,  add_rms_norm,   rotate,
-                       silu_multiply, pack_panel, multiply_panel, argmax_row};
+                       silu_multiply, pack_panel, multiply_panel, argmax_row,
+                       log_probability_row};

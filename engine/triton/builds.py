@@ -12,7 +12,7 @@ from engine.triton.row_operations import gate_constants, norm_constants, norm_wa
 from engine.triton.rows import add_rms_norm_kernel, gate_kernel, rotate_and_write_kernel
 from engine.triton.sampler import WARPS as SAMPLING_WARPS
 from engine.triton.sampler import sampling_constants
-from engine.triton.sampling import sample_kernel
+from engine.triton.sampling import log_probability_kernel, sample_kernel
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,18 @@ def kernels_of(
             "masks": "*i32",
             "settings": "*fp32",
             "tokens": "*i32",
+            **dict.fromkeys(("row_stride", "words"), "i32"),
+        },
+        {**sampling_constants(shape.vocabulary_size), "HAS_MASKS": True},
+        divisible=("row_stride",),
+        warps=SAMPLING_WARPS,
+    )
+    yield Kernel(
+        "log probability",
+        log_probability_kernel,
+        {
+            **dict.fromkeys(("logits", "output"), "*fp32"),
+            **dict.fromkeys(("masks", "tokens"), "*i32"),
             **dict.fromkeys(("row_stride", "words"), "i32"),
         },
         {**sampling_constants(shape.vocabulary_size), "HAS_MASKS": True},

@@ -62,6 +62,6 @@ def sample_on_device(
 
 
 def sampling_constants(vocabulary: int) -> dict[str, int]:
-    """What `sample_kernel` is compiled for, beside its flag."""
+    """What `sample_kernel` and `log_probability_kernel` are compiled for, beside their flag."""
     assert vocabulary < 1 << 20, "ids are found in five steps of four bits"
     return {"VOCABULARY": vocabulary, "BLOCK": min(BLOCK, max(32, triton.next_power_of_2(vocabulary)))}

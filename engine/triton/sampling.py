@@ -1,4 +1,5 @@
-"""One token a row from its logits, on the device: grammar mask, temperature, top-k, top-p and a seeded draw.
+"""One token a row from its logits, on the device: grammar mask, temperature, top-k, top-p and a seeded draw. And how
+likely a token was.
 
 The rule is that of `engine.sampler`: tokens stand in the order of their logits, the lower id first among equals; top-k
 keeps the first k of them, top-p as many as it takes to reach p, and a number in [0, 1) says where in the cumulative
@@ -56,6 +57,28 @@ def sample_kernel(
             VOCABULARY, HAS_MASKS, BLOCK,
         )  # fmt: skip
     tl.store(tokens + row, tl.where(is_nan != 0, -1, token))
+
+
+@triton.jit
+def log_probability_kernel(
+    logits,  # fp32 [rows, vocabulary]
+    row_stride,
+    masks,  # as for sample_kernel
+    words,
+    tokens,  # int32 [rows]
+    output,  # fp32 [rows], written: of each token, among those that are allowed, at temperature 1
+    VOCABULARY: tl.constexpr,
+    HAS_MASKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One row a program."""
+    row = tl.program_id(0).to(tl.int64)
+    row_logits = logits + row * row_stride
+    row_mask = masks + row * words
+    largest, _, _ = _most_likely(row_logits, row_mask, VOCABULARY, HAS_MASKS, 4 * BLOCK)
+    keep_all = _key(largest) * 0
+    weight = _kept_weight(row_logits, row_mask, largest, LOG2_E, keep_all, VOCABULARY, VOCABULARY, HAS_MASKS, BLOCK)
+    tl.store(output + row, tl.load(row_logits + tl.load(tokens + row)) - largest - tl.log(weight))
 
 
 @triton.jit

@@ -10,6 +10,7 @@ import pytest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "kernel_resources.py"
 KERNELS = {"attention small", "attention large", "merge", "add and norm", "gate", "rotate and write", "sample"}
+KERNELS |= {"log probability"}
 
 
 def build(tmp_path, *options):
