@@ -50,6 +50,9 @@ def check_cache(cache: RadixCache, private_pages: list[list[int]]) -> None:
             assert parent.state is not NodeState.COMPUTING or node.state is NodeState.COMPUTING
         expected = {NodeState.READY: len(node.tokens), NodeState.PLANNED: 0}.get(node.state, node.computed)
         assert node.computed == expected
+        assert node.computed <= node.computed_once <= len(node.tokens)
+        if node.computed_once:
+            assert parent is cache.root or parent.computed_once == len(parent.tokens), "computed from the root on"
         for page in node.pages:
             holders[page] = holders.get(page, 0) + 1
     for pages in private_pages:

@@ -13,6 +13,7 @@ import torch
 from engine.attention_choice import make_attention
 from engine.cache_check import check_cache, page_counts
 from engine.drafts import Drafter
+from engine.forward_work import ForwardWork
 from engine.kv_cache import KVCache
 from engine.page_pool import PagePool
 from engine.prefix_order import depth_first_order
@@ -22,6 +23,7 @@ from engine.runner import Model, Runner
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence as RunningSequence
 from engine.step import Step
+from engine.step_record import StepRecord, prompt_and_output_flops
 from engine.token_draw import TokenDraw
 
 if TYPE_CHECKING:
@@ -81,7 +83,10 @@ class EngineStatistics:
 
 
 class Engine:
-    """Runs requests over one model. Not thread-safe; torch's inference mode is its own business."""
+    """Runs requests over one model. Not thread-safe; torch's inference mode is its own business.
+
+    `last_step` is the record of the newest step, None if `step` had nothing to run.
+    """
 
     def __init__(
         self, model: Model, config: ModelConfig, settings: EngineSettings, stop_token_ids: Iterable[int], *,
@@ -90,6 +95,8 @@ class Engine:
         self.config = config
         self.settings = settings
         self.statistics = EngineStatistics()
+        self.last_step: StepRecord | None = None
+        self._work = ForwardWork.of(config)
         pool = PagePool(settings.kv_pages)
         self.cache = RadixCache(pool, settings.page_size, keep_unneeded=settings.keep_unneeded)
         self._scheduler = Scheduler(
@@ -178,17 +185,34 @@ class Engine:
     def step(self) -> list[Completion]:
         """Run one forward step; returns the requests that it ended."""
         started = time.monotonic()
+        masks_before, drawn_before = self._token_draw.counts.mask_seconds, self._token_draw.counts.drawn
         completions = self._take_coming()
         step = self._scheduler.next_step()
         assert step is not None or not self.has_work, "the scheduler is stuck"
         if step is None:
+            self.last_step = None
             return completions
+        running_rows, pages_used = len(self._scheduler.running), self.cache.pool.total - self.cache.pool.free
         hidden = self._hidden_of(step)
         if step.sampled or step.resumed:
             completions += self._draw_tokens(step, hidden)
         for leaf in [leaf for leaf in self._stored_hidden if not self._scheduler.stored_end_is_needed(leaf)]:
             del self._stored_hidden[leaf]
-        self._count(step, time.monotonic() - started)
+        seconds = time.monotonic() - started
+        self._count(step, seconds, pages_used)
+        prompt_flops, output_flops = prompt_and_output_flops(step, self._work)
+        mask_seconds = self._token_draw.counts.mask_seconds - masks_before
+        share = prompt_flops / (prompt_flops + output_flops) if prompt_flops else 0.0
+        self.last_step = StepRecord(
+            prompt_tokens=step.prompt_rows,
+            prompt_flops=prompt_flops,
+            output_tokens=self._token_draw.counts.drawn - drawn_before,
+            running_rows=running_rows,
+            pages_used=pages_used,
+            prompt_seconds=share * (seconds - mask_seconds),
+            output_seconds=(1 - share) * (seconds - mask_seconds),
+            mask_seconds=mask_seconds,
+        )
         return completions
 
     def abort(self) -> list[int]:
@@ -279,11 +303,11 @@ class Engine:
                 self._scheduler.finish(sequence)
         return completions
 
-    def _count(self, step: Step, seconds: float) -> None:
+    def _count(self, step: Step, seconds: float, pages_used: int) -> None:
         statistics = self.statistics
         statistics.steps += 1
         statistics.step_rows += len(step.token_ids)
-        statistics.peak_pages = max(statistics.peak_pages, self.cache.pool.total - self.cache.pool.free)
+        statistics.peak_pages = max(statistics.peak_pages, pages_used)
         statistics.preemptions = self._scheduler.preemptions
         statistics.drafted_tokens = self._token_draw.counts.drafted
         statistics.accepted_tokens = self._token_draw.counts.accepted

@@ -37,6 +37,7 @@ class Node:
         "__weakref__",
         "children",
         "computed",
+        "computed_once",
         "key",
         "last_plan",
         "last_used",
@@ -57,6 +58,7 @@ class Node:
         self.start = start
         self.pages: list[int] = []  # of page indices start // page_size and on; empty: not resident
         self.computed = 0  # leading tokens whose KV is in the pages, or will be when the current step ends
+        self.computed_once = 0  # leading tokens whose KV has been computed at some time, evicted since or not
         self.owner: object | None = None  # the request that is computing this node
         self.planned = 0  # planned requests whose prompt passes through or ends here
         self.locks = 0  # running requests whose page table uses this node
@@ -99,6 +101,7 @@ class Claim:
     """What a request got. It holds `private_pages` itself and gives them back with `RadixCache.release`."""
 
     matched: int  # leading tokens that are ready; the request computes the rest
+    repeated: int  # tokens of the prompt that it computes although they have been computed before, and were evicted
     page_table: list[int]  # the page of each page index of prompt and output
     private_pages: list[int]  # pages that output is written to
     tail_copy: TailCopy | None
@@ -183,6 +186,7 @@ class RadixCache:
         upper.planned, upper.locks, upper.owner = node.planned, node.locks, node.owner
         upper.last_used, upper.last_plan = node.last_used, node.last_plan
         upper.computed = min(node.computed, length)
+        upper.computed_once = min(node.computed_once, length)
         if upper.computed == length:
             upper.owner = None
         if node.pages:
@@ -192,6 +196,7 @@ class RadixCache:
             if boundary % self.page_size:
                 self.pool.retain(upper.pages[-1])
         node.computed -= upper.computed
+        node.computed_once -= upper.computed_once
         parent.children[node.key] = upper
         node.parent, node.tokens, node.start = upper, node.tokens[length:], boundary
         node.key = int(node.tokens[0])
@@ -244,7 +249,8 @@ class RadixCache:
         private_pages = page_table[leaf.end // self.page_size :]
         self._retain(private_pages)
         self._release(fresh)  # their holders are the nodes and the request now
-        return Claim(matched, page_table, private_pages, tail_copy)
+        repeated = sum(node.computed_once for node in path if node.start >= matched)
+        return Claim(matched, repeated, page_table, private_pages, tail_copy)
 
     def advance(self, leaf: Node, owner: object, position: int) -> None:
         """The KV of the prompt's tokens before `position` is there, or will be when the current step ends."""
@@ -252,6 +258,7 @@ class RadixCache:
             if node.owner is not owner:
                 break
             node.computed = max(0, min(position, node.end) - node.start)
+            node.computed_once = max(node.computed_once, node.computed)
             if node.end <= position:
                 node.owner = None
 
@@ -348,9 +355,29 @@ class RadixCache:
                 self._evict(node)
                 return True
         if evict_planned:
+            if self._give_up_superseded_page():
+                return True
             leaves = [node for node in self.nodes() if self._is_resident_leaf(node)]
             if leaves:
                 self._evict(max(leaves, key=lambda node: node.last_plan))
+                return True
+        return False
+
+    def _give_up_superseded_page(self) -> bool:
+        """Let go of a page of which every prompt that goes on has a copy; False if there is none.
+
+        Such a page is left when a prompt went on in a copy, because another one wrote in the page, and that one is
+        evicted since. Without this a row could need a page more than the pool has.
+        """
+        for node in self.nodes():
+            if not node.pages or node.end % self.page_size == 0:
+                continue
+            copies = [child.pages[0] for child in node.children.values() if child.pages]
+            page = node.pages[-1]
+            if copies and page not in copies:
+                node.pages[-1] = copies[0]
+                self.pool.retain(copies[0])
+                self.pool.release(page)
                 return True
         return False
 

@@ -153,10 +153,8 @@ class Scheduler:
         if sequence.leaf in self._stored_ends:
             builder.resumed.append(sequence)
             return 0
-        assert sequence.cached_tokens is not None
-        last = sequence.prompt_length - 1
-        sequence.cached_tokens = min(sequence.cached_tokens, last)
-        builder.add(sequence, last, 1, keep_kv=False)
+        sequence.run_last_token_again()
+        builder.add(sequence, sequence.prompt_length - 1, 1, keep_kv=False)
         builder.sample_last_rows(sequence)
         return 1
 

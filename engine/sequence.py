@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from engine.grammar import GrammarState
 from engine.radix_cache import Claim, Node
-from engine.request import Completion, FinishReason, Request
+from engine.request import Completion, FinishReason, RepeatCause, Request
 
 
 class Sequence:
@@ -24,7 +26,10 @@ class Sequence:
         self.page_table = np.empty(0, dtype=np.int32)
         self.private_pages: list[int] = []
         self.cached_tokens: int | None = None  # set by the first claim
-        self.recomputed_tokens = 0
+        self.copied_tokens = 0
+        self.repeated_tokens: Counter[RepeatCause] = Counter()
+        self.repeated_output_tokens = 0
+        self._computed_before = 0  # tokens that were computed when it was preempted
         self.forced_tokens = 0
         self.admitted_at: float | None = None
         self.first_token_at: float | None = None
@@ -68,8 +73,27 @@ class Sequence:
         if self.cached_tokens is None:
             self.cached_tokens = claim.matched
             self.admitted_at = now
+            self.copied_tokens = 0 if claim.tail_copy is None else claim.tail_copy.slots
+            self._count_repeated(RepeatCause.EVICTED, claim.repeated)
         else:
-            self.recomputed_tokens += self.length - claim.matched
+            again = range(claim.matched, self._computed_before)
+            of_prompt = len(again[: max(self.prompt_length - claim.matched, 0)])
+            self._count_repeated(RepeatCause.PREEMPTED, of_prompt)
+            self.repeated_output_tokens += len(again) - of_prompt
+
+    def run_last_token_again(self) -> None:
+        """The whole prompt is in the cache, and its last token is run for the state in which the answer begins."""
+        assert self.cached_tokens is not None
+        if self.cached_tokens == self.prompt_length:
+            self.cached_tokens -= 1
+            self.copied_tokens = min(self.copied_tokens, self.cached_tokens)
+            self._count_repeated(RepeatCause.LAST_TOKEN, 1)
+        else:  # it computed the prompt itself, and was preempted at its end
+            self._count_repeated(RepeatCause.PREEMPTED, 1)
+
+    def _count_repeated(self, cause: RepeatCause, tokens: int) -> None:
+        if tokens:
+            self.repeated_tokens[cause] += tokens
 
     def add_pages(self, pages: list[int]) -> None:
         """Append pages for more output."""
@@ -79,6 +103,7 @@ class Sequence:
     def give_up_pages(self) -> list[int]:
         """Forget the pages, so that the request can be claimed anew; returns what it held itself."""
         pages, self.private_pages = self.private_pages, []
+        self._computed_before = self.computed
         self.draft = []
         self.page_table = np.empty(0, dtype=np.int32)
         self.computed = 0
@@ -96,7 +121,9 @@ class Sequence:
             prompt_tokens=self.prompt_length,
             cached_tokens=self.cached_tokens,
             computed_tokens=self.prompt_length - self.cached_tokens,
-            recomputed_tokens=self.recomputed_tokens,
+            copied_tokens=self.copied_tokens,
+            repeated_tokens=dict(self.repeated_tokens),
+            repeated_output_tokens=self.repeated_output_tokens,
             forced_tokens=self.forced_tokens,
             ttft_seconds=first_token_at - self.admitted_at,
             latency_seconds=now - self.admitted_at,

@@ -19,6 +19,7 @@ class SequenceRows:
     row_count: int
     first_position: int
     page_table: np.ndarray  # int32, the page of each page index
+    prompt_count: int = 0  # leading rows that compute tokens of the prompt; the others are output and drafts
 
     @property
     def key_count(self) -> int:
@@ -46,7 +47,7 @@ class Step:
     write_slots: np.ndarray  # int64 [writes]: ... into slot `write_slots[i]`; a row may write to several
     copy_sources: np.ndarray  # int64 [copies]: slots whose KV is older than this step ...
     copy_targets: np.ndarray  # int64 [copies]: ... and where it goes before the step
-    prompt_rows: int  # rows that compute tokens of prompts; the others are output and drafts
+    prompt_rows: int  # rows that compute tokens of prompts, of all sequences
     sampled: list[SampledRows]
     resumed: list[Sequence]  # whose prompt end was computed for an identical prompt: no row, but a token
 
@@ -103,11 +104,12 @@ class StepBuilder:
             slots = np.full(count, NULL_PAGE * self._page_size, dtype=np.int64)
         self._tokens.append(sequence.tokens(first_position, count))
         self._positions.append(positions)
-        self._rows.append(SequenceRows(self._row_count, count, first_position, sequence.page_table))
+        prompt_count = max(0, min(count, sequence.prompt_length - first_position))
+        self._rows.append(SequenceRows(self._row_count, count, first_position, sequence.page_table, prompt_count))
         self._write_rows.append(rows)
         self._write_slots.append(slots)
         self._row_count += count
-        self._prompt_rows += max(0, min(count, sequence.prompt_length - first_position))
+        self._prompt_rows += prompt_count
 
     def sample_last_rows(self, sequence: Sequence, count: int = 1) -> None:
         """The last `count` rows added predict tokens of `sequence`."""

@@ -22,8 +22,12 @@ FEW_CHOICES = 128
 
 @dataclass
 class DrawCounts:
-    """What was drawn: `drafted` tokens were guessed, of which `accepted` were right; `mask_seconds` went to masks."""
+    """`drawn` tokens were added to answers; `drafted` were guessed, of which `accepted` were right.
 
+    `mask_seconds` went to masks.
+    """
+
+    drawn: int = 0
     drafted: int = 0
     accepted: int = 0
     mask_seconds: float = 0.0
@@ -55,9 +59,11 @@ class TokenDraw:
         reasons = []
         row = 0
         for sequence in sequences:
+            length_before = len(sequence.output)
             rows = slice(row, row + 1 + len(sequence.draft))
             drawn = list(zip(tokens[rows].tolist(), log_probabilities[rows].tolist(), strict=True))
             reasons.append(self._accept(sequence, drawn, allowed_counts[rows], len(sequences)))
+            self.counts.drawn += len(sequence.output) - length_before
             row = rows.stop
         return reasons
 

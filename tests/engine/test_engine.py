@@ -115,10 +115,10 @@ def test_warm_answers_equal_cold_ones(make_engine, prompts, plain_answers):
 
 
 def test_pages_are_free_as_soon_as_nothing_planned_needs_them(make_engine, prompts, plain_answers):
-    engine = make_engine(keep_unneeded=False)
+    engine = make_engine(keep_unneeded=False, max_rows=4)
     assert answers(run_checked(engine, requests_of(prompts))) == plain_answers
     assert engine.cache.pool.free == engine.cache.pool.total
-    kept = make_engine()
+    kept = make_engine(max_rows=4)
     kept.run(requests_of(prompts))
     assert engine.statistics.peak_pages < kept.statistics.peak_pages
 
@@ -133,7 +133,23 @@ def test_the_smallest_pool_still_computes_everything_once(make_engine, page_size
     completions = run_checked(make_engine(kv_pages=pages, page_size=page_size), requests_of(prompts))
     assert answers(completions) == expected
     assert sum(completion.computed_tokens for completion in completions) == minimum_tokens(prompts)
-    assert sum(completion.recomputed_tokens for completion in completions) == 0
+    assert not any(completion.repeated_tokens or completion.repeated_output_tokens for completion in completions)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "max_tokens", "settings"),
+    [
+        # Prompts that part inside a page leave a copy of it; the row that needs the whole pool comes last.
+        ([[2, 2, 3, 2, 2, 2, 3, 3, 2], [3, 2], [3, 3], [3, 3, 2, 2, 3, 3, 2, 2]], 3, {"kv_pages": 3, "max_rows": 1}),
+        ([[3], [3, 3, 2, 3, 3, 2, 2, 2]], 3, {"kv_pages": 3, "reserved_output": 0.0, "keep_unneeded": False}),
+        ([[3, 2], [3, 2, 3, 3, 3, 3, 3]], 3, {"kv_pages": 3, "reserved_output": 0.0, "keep_unneeded": False}),
+    ],
+)
+def test_a_row_that_fills_the_pool_runs_whatever_was_copied_before(make_engine, prompts, max_tokens, settings):
+    engine = make_engine(page_size=4, step_tokens=3, stop_token_ids=(), **settings)
+    requests = requests_of([tokens(*prompt) for prompt in prompts], max_tokens=max_tokens)
+    expected = answers(make_engine(reuse=False, stop_token_ids=()).run(requests))
+    assert answers(run_checked(engine, requests)) == expected
 
 
 def test_a_row_that_never_fits_names_the_setting_and_the_rest_runs(make_engine):
@@ -167,7 +183,7 @@ def test_preemption_loses_nothing(make_engine, prompts):
     engine = make_engine(kv_pages=-(-longest // 4) + 12, page_size=4, reserved_output=0.0, stop_token_ids=())
     completions = run_checked(engine, requests_of(prompts, max_tokens=40))
     assert engine.statistics.preemptions > 0
-    assert sum(completion.recomputed_tokens for completion in completions) > 0
+    assert sum(completion.repeated_output_tokens for completion in completions) > 0
     assert answers(completions) == expected
     for completion in completions:
         assert completion.cached_tokens + completion.computed_tokens == completion.prompt_tokens
