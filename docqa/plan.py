@@ -64,6 +64,8 @@ def plan_summary(prepared: PreparedJob) -> dict[str, Any]:
         "rows": plan.total_rows,
         "rows_to_run": len(plan.rows),
         "rows_identical": plan.rows_same,
+        "rows_cut": plan.rows_cut,
+        "documents_cut": plan.documents_cut,
         "rows_answered": plan.answered_rows,
         "rows_new": plan.rows_new,
         "rows_changed": plan.rows_changed,
@@ -101,7 +103,7 @@ def plan_warnings(prepared: PreparedJob) -> list[str]:
     """What makes the job compute more than it would have to, a sentence each."""
     plan, documents, prompts = prepared.plan, prepared.data.documents, prepared.prompts
     near = near_documents((documents[name] for name in plan.document_tokens), prompts.text_ids).sentence()
-    return [cost.sentence() for cost in order_costs(plan.rows, documents, prompts)] + [near] * bool(near)
+    return [cost.sentence() for cost in order_costs(plan.rows, prompts)] + [near] * bool(near)
 
 
 def print_plan(summary: dict[str, Any], console: Console) -> None:
@@ -126,6 +128,8 @@ def print_plan(summary: dict[str, Any], console: Console) -> None:
     row("to run", summary["rows_to_run"])
     if summary["rows_identical"]:
         row("  identical", summary["rows_identical"], "ask the same as another row, and get its answer")
+    if summary["rows_cut"]:
+        row("  cut", summary["rows_cut"], f"get the beginning of their document ({summary['documents_cut']:,} of them)")
     row("that can't run", summary["rows_rejected"])
     if summary["rows_gone"]:
         row("gone", summary["rows_gone"], "answered once, not in the input any more")

@@ -13,7 +13,7 @@ from docqa.report_changes import changes_since
 from docqa.report_levels import RowTokens, reuse_by_level
 from jobs.errors import OutputError
 from jobs.store import AnswerStore, RunRecord
-from jobs.store_schema import QUOTES_VERSION
+from jobs.store_schema import CUT_DOCUMENTS_VERSION, QUOTES_VERSION
 
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "max": 1.0}
 SLOWEST_ROWS = 10
@@ -50,6 +50,7 @@ def report_of(store: AnswerStore, run_id: str | None) -> dict[str, Any]:
             "timeline": _timeline(rows, run),
             **_reuse(rows, run),
             "quotes": _quotes(rows, run) if store.version >= QUOTES_VERSION else None,
+            "cut": _cut(rows, run) if store.version >= CUT_DOCUMENTS_VERSION else None,
             "failures": _failures(rows, run),
             "errors": rows(
                 "SELECT doc_id, question_id, status, error FROM answers "
@@ -186,6 +187,18 @@ def _reuse(rows: Rows, run: RunRecord) -> dict[str, Any]:
     for document in documents:
         document["levels"] = by_document.get(document["document_hash"], [])
     return {"levels": levels, "documents": documents}
+
+
+def _cut(rows: Rows, run: RunRecord) -> dict[str, int] | None:
+    """Rows whose document was cut to fit the model's context, and what they had of it; None if there are none."""
+    [cut] = rows(
+        "SELECT count(*) AS rows, count(DISTINCT document_hash) AS documents, "
+        "CAST(coalesce(sum(document_tokens), 0) AS BIGINT) AS document_tokens, "
+        "CAST(coalesce(sum(used_document_tokens), 0) AS BIGINT) AS used_document_tokens "
+        "FROM answers WHERE run_id = ? AND used_document_tokens < document_tokens",
+        run.run_id,
+    )
+    return cut if cut["rows"] else None
 
 
 def _failures(rows: Rows, run: RunRecord) -> list[dict[str, Any]]:

@@ -42,6 +42,10 @@ def _totals(report: dict[str, Any]) -> Table:
         table.add_row(
             "quotes", f"{report['quotes']['quotes']:,}", f"{report['quotes']['found']:,} found in their documents"
         )
+    if report["cut"]:
+        cut = report["cut"]
+        share = cut["used_document_tokens"] / cut["document_tokens"]
+        table.add_row("cut", f"{cut['rows']:,}", f"had only the beginning of their document, {share:.1%} of its tokens")
     table.add_row("prompt tokens", f"{report['prompt_tokens']:,}")
     if report["reused_share"] is not None:
         table.add_row("  reused", f"{report['cached_tokens']:,}", f"{report['reused_share']:.1%} of prompt tokens")

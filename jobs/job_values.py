@@ -172,7 +172,7 @@ SECTIONS: dict[str, dict[str, Setting]] = {
     "run": {
         "time_budget": DURATION,
         "max_failures": Setting('a share up to 100% such as "5%", or a whole number of rows', _failures),
-        "on_too_long": _pattern("error", '"error" (truncate and split are not built yet, use "error")'),
+        "on_too_long": _pattern("error|truncate", '"error" or "truncate" (split is not built yet)'),
     },
     "output": {"database": _ANY_TEXT},
 }

@@ -21,6 +21,7 @@ from jobs.answer_schemas import AnswerSchema, AnswerSchemas, RowSchemaError
 from jobs.identity import RequestIdentity
 from jobs.plan_order import first_positions_in_order, plan_order
 from jobs.prompt import Asked, PromptBuilder
+from jobs.prompt_cut import DocumentCut
 from jobs.prompt_segments import SegmentedPrompt
 from jobs.resume import AnswerHistory, Selection, Standing
 from jobs.source import InputData, InputRow
@@ -98,6 +99,11 @@ class Plan:
             notes.append(f"{self.rows_changed} rows have changed since they were answered ({parts})")
         if self.rows_gone:
             notes.append(f"{self.rows_gone} rows that were tried before are not in the input any more")
+        if self.rows_cut:
+            notes.append(
+                f"{self.rows_cut} rows get only the beginning of their document, which is longer than the model's "
+                'context (run.on_too_long = "truncate"); answers.used_document_tokens says how much'
+            )
         if self.rows_left:
             notes.append(f"{self.rows_left} rows are new or changed and left for docqa run")
         return notes
@@ -116,6 +122,16 @@ class Plan:
     def rows_same(self) -> int:
         """Rows that ask the very same as another one of the plan, and are answered with it."""
         return sum(planned.same_as is not None for planned in self.rows)
+
+    @property
+    def rows_cut(self) -> int:
+        """Rows whose document was cut at its end, so that they fit the model's context."""
+        return sum(planned.segments.is_cut for planned in self.rows)
+
+    @property
+    def documents_cut(self) -> int:
+        """Documents that were cut for at least one row."""
+        return len({planned.row.document_hash for planned in self.rows if planned.segments.is_cut})
 
     @property
     def rejected_by_status(self) -> dict[str, int]:
@@ -148,13 +164,17 @@ EMPTY_HISTORY = AnswerHistory()
 
 @dataclass(frozen=True)
 class Planner:
-    """What a plan depends on beside the rows: prompts, schemas, the model's context, the identity of requests."""
+    """What a plan depends on beside the rows: prompts, schemas, the model's context, the identity of requests.
+
+    `document_cut` cuts documents of rows that don't fit the context; None where such a row is `too_long`.
+    """
 
     prompts: PromptBuilder
     schemas: AnswerSchemas
     identity: RequestIdentity
     context_length: int
     max_tokens: int  # sampling.max_tokens
+    document_cut: DocumentCut | None = None
 
     def plan(
         self,
@@ -187,7 +207,7 @@ class Planner:
                 rows_left += standing is not Standing.DONE
                 continue
             assert row.document_hash is not None
-            document_tokens.setdefault(row.document_hash, len(outcome.prompt.prefix.document))
+            document_tokens.setdefault(row.document_hash, outcome.prompt.document_tokens)
             runnable.append(outcome)
         return Plan(
             rows=self._ordered(runnable),
@@ -247,7 +267,14 @@ class Planner:
             if isinstance(schema, AnswerSchema) and row.document_hash is not None
         )
         for row, schema in zip(data.rows, schemas, strict=True):
-            yield row, schema if isinstance(schema, RejectedRow) else self._fitted(row, schema, next(prompts))
+            if isinstance(schema, RejectedRow):
+                yield row, schema
+                continue
+            prompt = next(prompts)
+            if len(prompt) + schema.grammar.shortest_tokens <= self.context_length:
+                yield row, self._prepared(row, schema, prompt)
+            else:
+                yield row, self._too_long(row, data, schema, prompt)
 
     def _schema_of(self, row: InputRow) -> AnswerSchema | RejectedRow:
         if row.problem is not None:
@@ -257,15 +284,25 @@ class Planner:
         except RowSchemaError as error:
             return RejectedRow(row, "bad_schema", f"{row.place}: {error}")
 
-    def _fitted(self, row: InputRow, schema: AnswerSchema, prompt: SegmentedPrompt) -> _Prepared | RejectedRow:
-        shortest = schema.grammar.shortest_tokens
-        if len(prompt) + shortest > self.context_length:
-            error_text = (
-                f"{row.place}: the prompt has {len(prompt)} tokens and its shortest answer {shortest}, but the model's "
-                f"context is {self.context_length}; shorten the document or choose a model with a longer context"
-            )
-            return RejectedRow(row, "too_long", error_text, schema.name, len(prompt))
+    def _prepared(self, row: InputRow, schema: AnswerSchema, prompt: SegmentedPrompt) -> _Prepared:
         return _Prepared(row, schema, prompt, self.identity.digest(row, schema, prompt))
+
+    def _too_long(
+        self, row: InputRow, data: InputData, schema: AnswerSchema, prompt: SegmentedPrompt
+    ) -> _Prepared | RejectedRow:
+        """What becomes of a row that doesn't fit the model's context, by run.on_too_long."""
+        shortest = schema.grammar.shortest_tokens
+        why = f"{row.place}: the prompt has {len(prompt)} tokens and its shortest answer {shortest}, but the model's "
+        why += f"context is {self.context_length}; "
+        if self.document_cut is None:
+            why += "shorten the document or choose a model with a longer context"
+            return RejectedRow(row, "too_long", why, schema.name, len(prompt))
+        assert row.document_hash is not None
+        cut = self.document_cut.cut(prompt, row, data.documents[row.document_hash], shortest)
+        if cut is None:
+            why += "no part of its document would fit; shorten the question or choose a model with a longer context"
+            return RejectedRow(row, "too_long", why, schema.name, len(prompt))
+        return self._prepared(row, schema, cut)
 
 
 def row_seed(seed: int, doc_id: str, question_id: str) -> int:

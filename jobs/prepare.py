@@ -13,6 +13,7 @@ from jobs.model import JobModel
 from jobs.observe import SILENT, Observer
 from jobs.plan import Plan, Planner
 from jobs.prompt import PromptBuilder
+from jobs.prompt_cut import DocumentCut
 from jobs.resume import AnswerHistory, Selection
 from jobs.source import InputData, read_input
 
@@ -61,14 +62,20 @@ def _planned(job: Job, model: JobModel, observer: Observer, select: Selection) -
     prompts = PromptBuilder(job.prompt, model.tokenizer)
     for note in prompts.notes:
         observer.on_note(note)
+    context_length, max_tokens = model.config.context_length, job.sampling.max_tokens
+    document_cut = None
+    if job.run.on_too_long == "truncate":
+        vocabulary = model.grammars.vocabulary
+        document_cut = DocumentCut(prompts, vocabulary, context_length=context_length, max_tokens=max_tokens)
     planner = Planner(
         prompts=prompts,
         schemas=schemas,
         identity=RequestIdentity(
             prompt=job.prompt, sampling=job.sampling, model_fingerprint=model.fingerprint, dtype=job.model.dtype
         ),
-        context_length=model.config.context_length,
-        max_tokens=job.sampling.max_tokens,
+        context_length=context_length,
+        max_tokens=max_tokens,
+        document_cut=document_cut,
     )
     observer.on_stage("planning")
     plan = planner.plan(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from jobs.errors import JobFileError
 from jobs.job_settings import PromptSettings
 from jobs.prompt_frame import BETWEEN, chat_frame
 from jobs.prompt_segments import Segment, SegmentedPrompt, SharedPrefix
@@ -34,6 +35,9 @@ WINDOW_ROWS = 4096
 
 WINDOWS_AHEAD = 2
 """How many windows may wait for their ids."""
+
+_MARK = "\U000f8d0c\U000fa11e"
+"""Stands for a document where only the text around it is asked for: for private use, so in no case or form."""
 
 
 class Asked(NamedTuple):
@@ -90,10 +94,6 @@ class PromptBuilder:
             while waiting:
                 yield from self._finished(*waiting.popleft())
 
-    def shared_tokens(self, row: InputRow, document: Document, schema_name: str, schema_text: str) -> int:
-        """How many tokens of the row's prompt come before its question: opening and document."""
-        return len(self._opening(schema_name, schema_text)[1]) + len(self.document_ids(row, document))
-
     def text_ids(self, text: str) -> np.ndarray:
         """int32 token ids of a text by itself, as it would stand in a prompt."""
         return self._text_tokenizer.encode(text)
@@ -102,13 +102,20 @@ class PromptBuilder:
         """What prompt.<part> writes for every row behind its first value, and so can't be shared over values."""
         return self._templates.texts_behind[part]
 
-    def document_ids(self, row: InputRow, document: Document) -> np.ndarray:
-        """Token ids of the document part, encoded once for all rows for which it reads the same."""
-        key, text = self._document_part(row, document)
-        segment = self._documents.setdefault(key, Segment())
-        if segment.ids is None:
-            segment.ids = self._text_tokenizer.encode(self._document_text(row, document) if text is None else text)
-        return segment.ids
+    def around_document(self, row: InputRow, document: Document) -> tuple[str, str]:
+        """What prompt.document writes before and behind the document's own text.
+
+        Raises JobFileError if it doesn't write it once and whole.
+        """
+        marked = self._document_text(row, Document(document.document_hash, _MARK))
+        before, mark, behind = marked.partition(_MARK)
+        whole = self._document_text(row, document)
+        if not mark or _MARK in behind or not (whole.startswith(before) and whole.endswith(behind)):
+            raise JobFileError(
+                f"prompt.document doesn't write the document once and as it is ({row.place}), so "
+                'run.on_too_long = "truncate" can\'t cut it; write {{ document }} once, or set it to "error"'
+            )
+        return before, behind
 
     def _windows(self, asked: Iterable[Asked]) -> Iterator[_Window]:
         window = _Window()

@@ -7,11 +7,11 @@ then what differs between the questions on it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jobs.source import Document, InputRow
+from jobs.source import InputRow
 
 if TYPE_CHECKING:
     from jobs.plan import PlannedRow
@@ -44,12 +44,10 @@ class OrderCost:
         )
 
 
-def order_costs(
-    rows: Sequence[PlannedRow], documents: Mapping[str, Document], prompts: PromptBuilder
-) -> list[OrderCost]:
+def order_costs(rows: Sequence[PlannedRow], prompts: PromptBuilder) -> list[OrderCost]:
     """Every cost that is worth a warning, the largest first. `rows` are in the plan's order."""
     costs = [
-        _before_documents(rows, documents, prompts),
+        _before_documents(rows, prompts),
         _behind_values(rows, prompts, "document", len({planned.row.document_hash for planned in rows})),
         _behind_values(rows, prompts, "question", len(rows)),
     ]
@@ -57,9 +55,7 @@ def order_costs(
     return sorted((cost for cost in costs if cost and cost.tokens > limit), key=lambda cost: -cost.tokens)
 
 
-def _before_documents(
-    rows: Sequence[PlannedRow], documents: Mapping[str, Document], prompts: PromptBuilder
-) -> OrderCost | None:
+def _before_documents(rows: Sequence[PlannedRow], prompts: PromptBuilder) -> OrderCost | None:
     """Documents that are computed more than once, because what stands before or within their part differs."""
     if not prompts.moving_values and not prompts.system_uses_schema:
         return None
@@ -69,11 +65,13 @@ def _before_documents(
         by_document[planned.row.document_hash].append(planned)
     tokens = paying = 0
     changing: dict[str, None] = {}
-    for document_hash, asked in by_document.items():
+    for asked in by_document.values():
         repeated = 0
+        # Rows whose document is cut at different places could share what the shortest of them has.
+        least_used = min(planned.segments.used_document_tokens for planned in asked)
         for planned in asked[1:]:
-            schema = planned.schema
-            shared = prompts.shared_tokens(planned.row, documents[document_hash], schema.name, schema.text)
+            segments = planned.segments
+            shared = len(segments.prefix.opening) + (least_used if segments.is_cut else segments.used_document_tokens)
             missing = shared - (planned.prompt_tokens - planned.minimum_tokens)
             if missing > 0:
                 repeated += 1

@@ -21,19 +21,33 @@ class Segment:
 
 
 class SharedPrefix:
-    """What the prompts of all questions on one document begin with. Two are the same only if they are one object."""
+    """What the prompts of all questions on one document begin with. Two are the same only if they are one object.
 
-    __slots__ = ("_document", "opening")
+    `whole` is the document's part before it was cut, if it was.
+    """
 
-    def __init__(self, opening: np.ndarray, document: Segment) -> None:
+    __slots__ = ("_document", "_whole", "opening")
+
+    def __init__(self, opening: np.ndarray, document: Segment, whole: Segment | None = None) -> None:
         self.opening = opening
         self._document = document
+        self._whole = whole or document
 
     @property
     def document(self) -> np.ndarray:
         """int32 token ids of the document's part."""
         assert self._document.ids is not None, "the document has not been encoded yet"
         return self._document.ids
+
+    def beginning(self, tokens: int) -> SharedPrefix:
+        """The same with the first `tokens` of the document's part only."""
+        return SharedPrefix(self.opening, Segment(self.document[:tokens]), self._whole)
+
+    @property
+    def whole_document_tokens(self) -> int:
+        """Tokens of the document's part before it was cut."""
+        assert self._whole.ids is not None, "the document has not been encoded yet"
+        return len(self._whole.ids)
 
     def __len__(self) -> int:
         return len(self.opening) + len(self.document)
@@ -44,13 +58,32 @@ class SharedPrefix:
 
 
 class SegmentedPrompt:
-    """The prompt of one row: a prefix that other rows share, and its own `rest` (int32 token ids)."""
+    """The prompt of one row: a prefix that other rows share, and its own `rest` (int32 token ids).
 
-    __slots__ = ("prefix", "rest")
+    Of a document that was cut, the last `document_tokens_in_rest` tokens stand at the beginning of `rest`.
+    """
 
-    def __init__(self, prefix: SharedPrefix, rest: np.ndarray) -> None:
+    __slots__ = ("document_tokens_in_rest", "prefix", "rest")
+
+    def __init__(self, prefix: SharedPrefix, rest: np.ndarray, document_tokens_in_rest: int = 0) -> None:
         self.prefix = prefix
         self.rest = rest
+        self.document_tokens_in_rest = document_tokens_in_rest
+
+    @property
+    def document_tokens(self) -> int:
+        """Tokens of the document's part as a whole."""
+        return self.prefix.whole_document_tokens
+
+    @property
+    def used_document_tokens(self) -> int:
+        """Tokens of the document's part that the prompt has: fewer if it was cut."""
+        return len(self.prefix.document) + self.document_tokens_in_rest
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the prompt lacks the end of its document."""
+        return self.used_document_tokens < self.document_tokens
 
     def __len__(self) -> int:
         return len(self.prefix) + len(self.rest)

@@ -130,6 +130,8 @@ class RunWriter:
                 minimum_tokens=planned.minimum_tokens,
                 request_parts=json.dumps(dict(planned.parts)),
                 quotes=quotes,
+                document_tokens=planned.segments.document_tokens,
+                used_document_tokens=planned.segments.used_document_tokens,
             )
         )
 

@@ -83,7 +83,8 @@ class AnswerRecord:
     `request_parts` (JSON text) has short digests of its parts, None for an answer that an older docqa wrote;
     `minimum_tokens` counts the prompt positions that this row is the first to need in the run's prefix tree;
     `quotes` (JSON text) says where the answer's quotes stand in the document (see QuoteLocator.places), None where its
-    schema marks none.
+    schema marks none; `document_tokens` are those of the whole document's part of the prompt, `used_document_tokens`
+    those that the prompt had: fewer where the document was cut to fit.
     """
 
     run_id: str
@@ -110,6 +111,8 @@ class AnswerRecord:
     minimum_tokens: int | None = None
     request_parts: str | None = None
     quotes: str | None = None
+    document_tokens: int | None = None
+    used_document_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +209,8 @@ _ARROW_TYPES = {
     "computed_tokens": pa.int64(),
     "output_tokens": pa.int64(),
     "minimum_tokens": pa.int64(),
+    "document_tokens": pa.int64(),
+    "used_document_tokens": pa.int64(),
     "ttft_seconds": pa.float64(),
     "latency_seconds": pa.float64(),
     "answered_at": pa.timestamp("us"),

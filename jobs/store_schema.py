@@ -14,10 +14,13 @@ from jobs.quote_answers import has_quotes, quote_columns
 from jobs.schema_types import Schema, answer_columns, quote_identifier, quote_literal
 from jobs.validate import canonical_schema
 
-STORE_VERSION = 3
-"""What changed: 2 added `answers.request_parts` and `runs.rows_removed`; 3 `answers.quotes` and `runs.bad_files`."""
+STORE_VERSION = 4
+"""What changed: 2 added `answers.request_parts` and `runs.rows_removed`; 3 `answers.quotes` and `runs.bad_files`; 4
+`answers.document_tokens` and `answers.used_document_tokens`."""
 QUOTES_VERSION = 3
 """The first that has `answers.quotes`; an older store that is only read has none."""
+CUT_DOCUMENTS_VERSION = 4
+"""The first that has `answers.document_tokens` and `answers.used_document_tokens`."""
 
 # No keys and no indexes: DuckDB's write-ahead log has lost files to them, and a unique key makes a repeated row an
 # error in the middle of a night. Uniqueness is kept by the queries that insert.
@@ -75,6 +78,8 @@ TABLES = {
         "minimum_tokens": "BIGINT",
         "request_parts": "JSON",
         "quotes": "JSON",
+        "document_tokens": "BIGINT",
+        "used_document_tokens": "BIGINT",
     },
 }
 
@@ -82,6 +87,7 @@ TABLES = {
 _ADDED = {
     2: (("runs", "rows_removed", "0"), ("answers", "request_parts", "NULL")),
     3: (("runs", "bad_files", "NULL"), ("answers", "quotes", "NULL")),
+    4: (("answers", "document_tokens", "NULL"), ("answers", "used_document_tokens", "NULL")),
 }
 
 _ANSWER_COLUMNS = ", ".join(TABLES["answers"])

@@ -20,6 +20,7 @@ from tests.docqa.report_database import OPENING_TOKENS, START, write_run
 from tests.job_fixtures import sample_rows
 from tests.jobs.store_version_1 import make_store_of_version_1
 from tests.jobs.store_version_2 import make_store_of_version_2
+from tests.jobs.store_version_3 import make_store_of_version_3
 
 TOKENS = ("prompt_tokens", "minimum_tokens", "computed_tokens", "cached_tokens")
 
@@ -277,7 +278,7 @@ def test_quotes_are_counted(docqa, quoted, two_nights):
     assert json.loads(docqa("report", two_nights, "--json")[1])["quotes"] is None
 
 
-@pytest.mark.parametrize("make_store", [make_store_of_version_1, make_store_of_version_2])
+@pytest.mark.parametrize("make_store", [make_store_of_version_1, make_store_of_version_2, make_store_of_version_3])
 def test_an_older_store_is_reported_as_it_is(docqa, tmp_path, make_store):
     path = tmp_path / "old.duckdb"
     make_store(path)

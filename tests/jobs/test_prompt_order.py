@@ -7,7 +7,7 @@ import pytest
 from engine.prefix_order import depth_first_order, first_positions
 from jobs.errors import JobFileError
 from jobs.job_settings import PromptSettings
-from jobs.prompt import PromptBuilder
+from jobs.prompt import Asked, PromptBuilder
 from jobs.prompt_order import order_costs
 from jobs.source import InputRow
 from tests.engine.tiny_models import byte_tokenizer
@@ -30,12 +30,15 @@ def planned_rows(prompts, rows, schema_of=lambda row: "verdict"):
     planned = []
     for row in rows:
         schema = SimpleNamespace(name=schema_of(row), text=f'{{"title": "{schema_of(row)}"}}')
-        prompt = prompts.prompt(row, documents[row.document_hash], schema.name, schema.text)
-        planned.append(SimpleNamespace(row=row, schema=schema, prompt=prompt, prompt_tokens=len(prompt)))
+        [segments] = prompts.prompts([Asked(row, documents[row.document_hash], schema.name, schema.text)])
+        prompt = segments.ids()
+        planned.append(
+            SimpleNamespace(row=row, schema=schema, segments=segments, prompt=prompt, prompt_tokens=len(prompt))
+        )
     ordered = [planned[index] for index in depth_first_order([row.prompt for row in planned])]
     for row, minimum in zip(ordered, first_positions([row.prompt for row in ordered]), strict=True):
         row.minimum_tokens = minimum
-    return ordered, documents
+    return ordered
 
 
 def input_rows(questions=4):
@@ -51,8 +54,8 @@ def input_rows(questions=4):
 
 def costs_of(tokenizer, settings, **options):
     prompts = PromptBuilder(settings, tokenizer)
-    ordered, documents = planned_rows(prompts, input_rows(), **options)
-    return order_costs(ordered, documents, prompts), sum(row.minimum_tokens for row in ordered)
+    ordered = planned_rows(prompts, input_rows(), **options)
+    return order_costs(ordered, prompts), sum(row.minimum_tokens for row in ordered)
 
 
 def test_document_then_question_costs_nothing(tokenizer):

@@ -9,7 +9,7 @@ import pytest
 
 from jobs.errors import OutputError
 from jobs.store import AnswerRecord, AnswerStore, DocumentRecord, OutputBusy, RunEnding, RunRecord
-from jobs.store_schema import TABLES
+from jobs.store_schema import STORE_VERSION, TABLES
 
 
 @pytest.fixture
@@ -321,9 +321,11 @@ def test_tables_of_others_beside_ours_are_left_alone(path):
 
 def test_newer_store_is_refused(store, path):
     with duckdb.connect(str(path)) as connection:
-        connection.execute("UPDATE docqa_meta SET value = '4'")
+        connection.execute(f"UPDATE docqa_meta SET value = '{STORE_VERSION + 1}'")
     for read_only in (False, True):
-        with pytest.raises(OutputError, match=r"version 4.*versions up to 3.*docqa that wrote it"):
+        with pytest.raises(
+            OutputError, match=rf"version {STORE_VERSION + 1}.*up to {STORE_VERSION}.*docqa that wrote it"
+        ):
             AnswerStore(path, read_only=read_only)
 
 

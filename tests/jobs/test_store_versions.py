@@ -14,6 +14,7 @@ from jobs.store import AnswerRecord, AnswerStore, RunRecord
 from jobs.store_schema import STORE_VERSION, TABLES
 from tests.jobs.store_version_1 import make_store_of_version_1
 from tests.jobs.store_version_2 import make_store_of_version_2
+from tests.jobs.store_version_3 import make_store_of_version_3
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,7 +39,7 @@ def assert_migrated(path, rows):
     assert store.check() == []
 
 
-OLDER = [(1, make_store_of_version_1), (2, make_store_of_version_2)]
+OLDER = [(1, make_store_of_version_1), (2, make_store_of_version_2), (3, make_store_of_version_3)]
 
 
 @pytest.mark.parametrize(("version", "make_store"), OLDER)
