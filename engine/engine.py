@@ -20,7 +20,7 @@ from engine.prefix_order import depth_first_order
 from engine.radix_cache import Node, RadixCache
 from engine.request import Completion, FinishReason, Request
 from engine.runner import Model, Runner
-from engine.scheduler import Scheduler
+from engine.scheduler import MAX_ROWS, Scheduler
 from engine.sequence import Sequence as RunningSequence
 from engine.step import Step
 from engine.step_record import StepRecord, prompt_and_output_flops
@@ -51,7 +51,7 @@ class EngineSettings:
     kv_pages: int
     page_size: int = 16
     step_tokens: int = 1024
-    max_rows: int = 64
+    max_rows: int = MAX_ROWS
     reserved_output: float = (
         1.0  # share of max_tokens for which pages are taken at admission; below 1 rows may be preempted
     )

@@ -15,6 +15,9 @@ from engine.radix_cache import Node, RadixCache
 from engine.sequence import Sequence
 from engine.step import Step, StepBuilder
 
+MAX_ROWS = 64
+"""Rows that run at the same time, unless the settings say otherwise."""
+
 
 class Scheduler:
     """Continuous batching with chunked prefill over a radix cache.

@@ -144,8 +144,9 @@ class Plan:
         return sum(-(-tokens // page_size) + 1 for tokens in per_row)  # one more where a row leaves a shared page
 
     def pages_for_longest_row(self, page_size: int) -> int:
-        """The smallest pool, in pages, with which every row can run."""
-        lengths = (planned.prompt_tokens + planned.max_output_tokens for planned in self.rows)
+        """The smallest pool, in pages, with which every row can run; it computes everything once."""
+        # The KV of an answer's last token is never read, so it needs no slot.
+        lengths = (planned.prompt_tokens + planned.max_output_tokens - 1 for planned in self.rows)
         return max((-(-length // page_size) for length in lengths), default=1)
 
 

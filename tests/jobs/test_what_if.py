@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.kv_memory import kv_page_bytes
@@ -97,6 +97,7 @@ some_prompts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=24), mi
 )
 
 
+@settings(deadline=None, max_examples=60)
 @given(some_prompts)
 def test_with_room_for_all_the_tree_computes_the_least_and_blocks_no_less(prompts):
     total = sum(map(len, prompts))
@@ -107,6 +108,7 @@ def test_with_room_for_all_the_tree_computes_the_least_and_blocks_no_less(prompt
     assert total - sum(in_tree) == minimum(prompts) == peak_tokens
 
 
+@settings(deadline=None, max_examples=60)
 @given(some_prompts, st.integers(0, 40))
 def test_our_plan_computes_the_least_wherever_the_longest_prompt_fits(prompts, more_pages):
     longest = max(-(-len(prompt) // BLOCK) for prompt in prompts)
@@ -115,6 +117,7 @@ def test_our_plan_computes_the_least_wherever_the_longest_prompt_fits(prompts, m
     assert peak_pages == longest  # and more room is not even used
 
 
+@settings(deadline=None, max_examples=60)
 @given(some_prompts, st.integers(0, 12), st.integers(1, 12))
 def test_more_room_never_makes_blocks_compute_more(prompts, more_pages, still_more):
     """Recency alone decides among blocks of one size, so what a smaller pool holds, a larger one holds too.
@@ -127,6 +130,7 @@ def test_more_room_never_makes_blocks_compute_more(prompts, more_pages, still_mo
     assert all(less <= more for less, more in zip(small, large, strict=True))
 
 
+@settings(deadline=None, max_examples=60)
 @given(some_prompts, st.integers(0, 24))
 def test_no_pool_holds_more_than_it_has_room_for_or_computes_less_than_the_least(prompts, more_tokens):
     tokens = max(map(len, prompts)) + more_tokens
@@ -140,6 +144,7 @@ def test_no_pool_holds_more_than_it_has_room_for_or_computes_less_than_the_least
         assert all(0 <= reused <= len(prompt) for reused, prompt in zip(found, prompts, strict=True))
 
 
+@settings(deadline=None, max_examples=60)
 @given(some_prompts, st.integers(0, 24))
 def test_the_tree_finds_what_a_search_among_all_kept_beginnings_finds(prompts, more_tokens):
     """Against a plain model that keeps a set of cached positions, where nothing is ever given up."""
