@@ -15,7 +15,7 @@ from jobs.errors import OutputError
 from jobs.schema_types import quote_identifier, quote_literal
 from jobs.store import AnswerStore
 from jobs.store_connection import free_space_note
-from jobs.store_schema import typed_columns
+from jobs.store_schema import TABLES, typed_columns
 
 FORMATS = {".parquet": "FORMAT parquet, COMPRESSION zstd", ".jsonl": "FORMAT json", ".csv": "FORMAT csv, HEADER"}
 """How DuckDB writes a file, by the end of its name."""
@@ -99,8 +99,18 @@ def _query(
     run_id, attempt = (f"docqa_{name}" if name in taken else name for name in ("run_id", "attempt"))
     columns = ["doc_id", "question_id", f"run_id AS {run_id}", f"attempt AS {attempt}"]
     columns += [f"{expression} AS {quote_identifier(name)}" for name, expression in typed.items()]
-    sql = f"SELECT {', '.join(columns)} FROM answers WHERE status = 'ok' AND schema_name = {quote_literal(schema_name)}"
+    sql = (
+        f"SELECT {', '.join(columns)} FROM {_whole_answers(connection)} "
+        f"WHERE status = 'ok' AND schema_name = {quote_literal(schema_name)}"
+    )
     return _Query(sql, ("doc_id", "question_id", attempt))
+
+
+def _whole_answers(connection: duckdb.DuckDBPyConnection) -> str:
+    """The table of answers with all columns of today, NULL in those that an older store lacks."""
+    present = {name for name, *_ in connection.execute("DESCRIBE answers").fetchall()}
+    missing = [f"CAST(NULL AS {kind}) AS {name}" for name, kind in TABLES["answers"].items() if name not in present]
+    return f"(SELECT {', '.join(['*', *missing])} FROM answers)"
 
 
 def _expression(name: str, kind: str, suffix: str) -> str:

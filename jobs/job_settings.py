@@ -66,13 +66,14 @@ class AnswerSettings:
     """`[answer]`: the schema of answers (a file or a stock name), and the names a row's `schema` may use.
 
     `lenient`: run also with a schema that decoding can't enforce whole; the rest is checked after. `backend`: what
-    enforces it.
+    enforces it. `confidence`: store how sure the model was of each property.
     """
 
     schema: str | None = None
     schemas: Mapping[str, str] = field(default_factory=dict)
     lenient: bool = False
     backend: str = "auto"
+    confidence: bool = True
 
 
 @dataclass(frozen=True)

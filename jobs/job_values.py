@@ -150,6 +150,7 @@ SECTIONS: dict[str, dict[str, Setting]] = {
         "schemas": _table("a table from names to schema files in quotes"),
         "lenient": Setting("true or false", _flag),
         "backend": _choice("auto", "index", "llguidance"),
+        "confidence": Setting("true or false", _flag),
     },
     "model": {
         "path": _ANY_TEXT,

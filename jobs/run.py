@@ -238,6 +238,7 @@ class _Run:
             ),
             grammar=planned.schema.grammar,
             shortest_answer_tokens=planned.schema.grammar.shortest_tokens,
+            log_probabilities=self.job.answer.confidence,
         )
 
     def _finish_request(self, completion: Completion) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine.request import Completion, FinishReason
+from jobs.confidence import answer_confidence
 from jobs.journal_records import RunEnding
 from jobs.plan import PlannedRow, RejectedRow
 from jobs.prepare import PreparedJob
@@ -96,13 +97,14 @@ class RunWriter:
         row = planned.row
         text = self.text_of(completion)
         status = "ok"
-        answer = error = quotes = None
+        answer = error = quotes = confidence = None
         if completion.finish_reason is FinishReason.STOP:
             validated = planned.schema.validator.check(text)
             if validated.error is None:
                 answer = text
                 assert row.document_hash is not None  # no row without a document is asked
                 quotes = self._quotes.places(planned.schema.schema, validated.value, row.document_hash)
+                confidence = self._confidence(text, completion)
             else:
                 status, error = "schema_violation", validated.error
         elif completion.finish_reason is FinishReason.LENGTH:
@@ -132,8 +134,15 @@ class RunWriter:
                 quotes=quotes,
                 document_tokens=planned.segments.document_tokens,
                 used_document_tokens=planned.segments.used_document_tokens,
+                confidence=confidence,
             )
         )
+
+    def _confidence(self, text: str, completion: Completion) -> str | None:
+        if completion.log_probabilities is None:
+            return None
+        tokens = [self._vocabulary.tokens[token] for token in completion.output_tokens]
+        return answer_confidence(text, tokens, completion.log_probabilities)
 
     def _row_columns(self, row: InputRow, schema_name: str | None) -> dict[str, Any]:
         """The columns that every answer takes from its input row."""

@@ -48,6 +48,10 @@ class AnswerColumn:
         text = f"json_extract_string({answer}, {pointer})"
         return text if self.duckdb_type == "VARCHAR" else f"TRY_CAST({text} AS {self.duckdb_type})"
 
+    def confidence_expression(self) -> str:
+        """SQL that gives how sure the model was of the value, from the JSON column `confidence`; NULL if unknown."""
+        return f"TRY_CAST(json_extract_string(confidence, {quote_literal(json_pointer(self.property_name))}) AS DOUBLE)"
+
 
 def answer_columns(schema: Schema) -> list[AnswerColumn]:
     """The columns of a schema's view, in the order of its properties; one column `answer` if it has none.

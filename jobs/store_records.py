@@ -84,7 +84,8 @@ class AnswerRecord:
     `minimum_tokens` counts the prompt positions that this row is the first to need in the run's prefix tree;
     `quotes` (JSON text) says where the answer's quotes stand in the document (see QuoteLocator.places), None where its
     schema marks none; `document_tokens` are those of the whole document's part of the prompt, `used_document_tokens`
-    those that the prompt had: fewer where the document was cut to fit.
+    those that the prompt had: fewer where the document was cut to fit; `confidence` (JSON text) says
+    how sure the model was of a valid answer (see answer_confidence), None where nobody asked for it.
     """
 
     run_id: str
@@ -113,6 +114,7 @@ class AnswerRecord:
     quotes: str | None = None
     document_tokens: int | None = None
     used_document_tokens: int | None = None
+    confidence: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +232,7 @@ def answers_table(batch: Sequence[AnswerRecord], attempts: Sequence[int]) -> pa.
             values = list(attempts)
         elif name == "answered_at":
             values = [naive_utc(record.answered_at) for record in batch]
-        elif name in ("answer", "extra", "request_parts", "quotes"):
+        elif name in ("answer", "extra", "request_parts", "quotes", "confidence"):
             values = [clean_json(getattr(record, name)) for record in batch]
         elif name in _ARROW_TYPES:
             values = [getattr(record, name) for record in batch]

@@ -10,17 +10,19 @@ from typing import Any
 import duckdb
 
 from jobs.errors import OutputError
-from jobs.quote_answers import has_quotes, quote_columns
+from jobs.quote_answers import quote_columns
 from jobs.schema_types import Schema, answer_columns, quote_identifier, quote_literal
 from jobs.validate import canonical_schema
 
 STORE_VERSION = 4
 """What changed: 2 added `answers.request_parts` and `runs.rows_removed`; 3 `answers.quotes` and `runs.bad_files`; 4
-`answers.document_tokens` and `answers.used_document_tokens`."""
+`answers.document_tokens`, `answers.used_document_tokens` and `answers.confidence`."""
 QUOTES_VERSION = 3
 """The first that has `answers.quotes`; an older store that is only read has none."""
 CUT_DOCUMENTS_VERSION = 4
 """The first that has `answers.document_tokens` and `answers.used_document_tokens`."""
+CONFIDENCE_VERSION = 4
+"""The first that has `answers.confidence`."""
 
 # No keys and no indexes: DuckDB's write-ahead log has lost files to them, and a unique key makes a repeated row an
 # error in the middle of a night. Uniqueness is kept by the queries that insert.
@@ -80,6 +82,7 @@ TABLES = {
         "quotes": "JSON",
         "document_tokens": "BIGINT",
         "used_document_tokens": "BIGINT",
+        "confidence": "JSON",
     },
 }
 
@@ -87,7 +90,11 @@ TABLES = {
 _ADDED = {
     2: (("runs", "rows_removed", "0"), ("answers", "request_parts", "NULL")),
     3: (("runs", "bad_files", "NULL"), ("answers", "quotes", "NULL")),
-    4: (("answers", "document_tokens", "NULL"), ("answers", "used_document_tokens", "NULL")),
+    4: (
+        ("answers", "document_tokens", "NULL"),
+        ("answers", "used_document_tokens", "NULL"),
+        ("answers", "confidence", "NULL"),
+    ),
 }
 
 _ANSWER_COLUMNS = ", ".join(TABLES["answers"])
@@ -152,9 +159,8 @@ def _migrate(connection: duckdb.DuckDBPyConnection, version: int) -> None:
     for name, query in VIEWS.items():
         connection.execute(f"CREATE OR REPLACE VIEW {name} AS {query}")
     for name, view, text in connection.execute("SELECT schema_name, view_name, schema FROM docqa_schemas").fetchall():
-        schema = json.loads(text)
-        if has_quotes(schema):
-            connection.execute(f"CREATE OR REPLACE VIEW {quote_identifier(view)} AS {_view_query(name, schema)}")
+        query = _view_query(name, json.loads(text))
+        connection.execute(f"CREATE OR REPLACE VIEW {quote_identifier(view)} AS {query}")
     connection.execute("UPDATE docqa_meta SET value = ? WHERE key = 'store_version'", [str(STORE_VERSION)])
 
 
@@ -226,13 +232,16 @@ def define_views(connection: duckdb.DuckDBPyConnection, schemas: dict[str, Schem
 
 
 def typed_columns(schema: Schema) -> dict[str, str]:
-    """The columns that a schema's answers have, as SQL over `answers` by name: its properties, then its quotes' places.
+    """The columns that a schema's answers have, as SQL over `answers` by name.
 
-    No quote's column takes a property's name: it gets a number then.
+    Its properties, the places of its quotes, and the confidence of each property. None of the latter takes a property's
+    name: it gets a number then.
     """
-    columns = {column.name: column.expression() for column in answer_columns(schema)}
+    properties = answer_columns(schema)
+    columns = {column.name: column.expression() for column in properties}
     taken = {name.lower() for name in columns}
-    for wanted, expression in quote_columns(schema):
+    confidences = [(f"{column.name}_confidence", column.confidence_expression()) for column in properties]
+    for wanted, expression in quote_columns(schema) + confidences:
         name = _free(wanted, taken)
         taken.add(name.lower())
         columns[name] = expression

@@ -12,7 +12,8 @@ def test_export(docqa, tmp_path):
     status, out, err = docqa("export", path, "--to", tmp_path / "v.jsonl", "--schema", "verdict", "--json")
     assert status == 0
     assert json.loads(out) == {
-        "path": str(tmp_path / "v.jsonl"), "rows": 1, "columns": ["doc_id", "question_id", "verdict", "quote"],
+        "path": str(tmp_path / "v.jsonl"), "rows": 1,
+        "columns": ["doc_id", "question_id", "verdict", "quote", "verdict_confidence", "quote_confidence"],
     }  # fmt: skip
     assert "1 rows were written" in err
     assert json.loads((tmp_path / "v.jsonl").read_text())["quote"] == "x"
@@ -29,8 +30,8 @@ def test_the_places_of_quotes_are_columns(docqa, tmp_path):
     places = '{"/quote":{"start":3,"end":4,"found":true,"exact":true}}'
     store.begin_run(RunRecord(run_id="r2"))
     store.write_answers([AnswerRecord(run_id="r2", doc_id="d", question_id="q", schema_name="verdict", status="ok",
-                                      answer='{"quote":"x"}', quotes=places)])  # fmt: skip
-    columns = {"quote": "x", "quote_start": 3, "quote_end": 4, "quote_found": True}
+                                      answer='{"quote":"x"}', quotes=places, confidence='{"quote":0.5}')])  # fmt: skip
+    columns = {"quote": "x", "quote_start": 3, "quote_end": 4, "quote_found": True, "quote_confidence": 0.5}
     docqa("export", path, "--to", tmp_path / "v.jsonl", "--schema", "verdict")
     latest = json.loads((tmp_path / "v.jsonl").read_text())
     assert latest == {"doc_id": "d", "question_id": "q"} | columns

@@ -9,6 +9,7 @@ import pytest
 from jobs.errors import OutputError
 from jobs.export import export
 from jobs.store import AnswerRecord, AnswerStore, RunRecord
+from tests.jobs.store_version_2 import make_store_of_version_2
 
 SCHEMA = {
     "type": "object",
@@ -53,13 +54,15 @@ def store(tmp_path):
 def test_parquet_has_typed_columns(store, tmp_path):
     report = export(store, tmp_path / "out.parquet", schema_name="facts")
     table = pq.read_table(report.path)
-    assert table.schema.names == report.columns == ["doc_id", "question_id", *SCHEMA["properties"]]
+    confidences = [f"{name}_confidence" for name in SCHEMA["properties"]]
+    assert table.schema.names == report.columns == ["doc_id", "question_id", *SCHEMA["properties"], *confidences]
     kinds = {field.name: field.type for field in table.schema}
     assert (kinds["amount"], kinds["count"], kinds["signed"]) == (pa.float64(), pa.int64(), pa.bool_())
     assert pa.types.is_list(kinds["names"])
     assert pa.types.is_struct(kinds["place"])
     (row,) = table.to_pylist()
-    assert row == ANSWER | {"doc_id": "d2", "question_id": "q", "label": "no", "huge": str(10**29), "free": '{"x":[1]}'}
+    values = {"doc_id": "d2", "question_id": "q", "label": "no", "huge": str(10**29), "free": '{"x":[1]}'}
+    assert row == ANSWER | values | dict.fromkeys(confidences)
 
 
 def test_json_lines_hold_json(store, tmp_path):
@@ -117,3 +120,13 @@ def test_names_that_cannot_be(store, tmp_path, name, message):
     with pytest.raises(OutputError, match=message):
         export(store, tmp_path / name)
     assert store.check() == []
+
+
+def test_what_an_older_store_lacks_is_null(tmp_path):
+    make_store_of_version_2(tmp_path / "old.duckdb")
+    before = (tmp_path / "old.duckdb").read_bytes()
+    store = AnswerStore(tmp_path / "old.duckdb", read_only=True)
+    export(store, tmp_path / "out.jsonl", schema_name="verdict", all_attempts=True)
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [(row["a"], row["a_found"], row["a_confidence"]) for row in rows] == [("x", None, None)] * 2
+    assert (tmp_path / "old.duckdb").read_bytes() == before

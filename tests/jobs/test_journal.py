@@ -48,7 +48,7 @@ records = st.one_of(
         AnswerRecord, run_id=text, doc_id=text, question_id=text, status=st.sampled_from(ANSWER_STATUSES),
         request_parts=st.none() | text, question=st.none() | text, raw_text=st.none() | text, prompt_tokens=counts,
         ttft_seconds=st.none() | st.floats(0), answered_at=moments, extra=st.none() | text,
-        quotes=st.none() | text,
+        quotes=st.none() | text, confidence=st.none() | text,
     ),
     st.builds(DocumentRecord, text, st.integers(0, 2**62), counts),
     st.builds(RunRecord, run_id=text, config=text, started_at=moments, finished_at=st.none() | moments,

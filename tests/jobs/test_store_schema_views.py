@@ -38,6 +38,9 @@ def store(path):
     return store
 
 
+VALUES = "SELECT * NOT LIKE '%\\_confidence' ESCAPE '\\' FROM "
+
+
 def query(path, text):
     with duckdb.connect(str(path), read_only=True) as connection:
         return connection.execute(text).fetchall()
@@ -73,6 +76,7 @@ def test_typed_columns(store, path):
         ("quotes", "VARCHAR[]"),
         ("place", ANY),
         ("mixed", "JSON"),
+        *((f"{name}_confidence", "DOUBLE") for name in VERDICT["properties"]),
     ]
     write(
         store,
@@ -90,7 +94,7 @@ def test_typed_columns(store, path):
     empty = dict.fromkeys(VERDICT["properties"])
     write(store, empty, doc_id="d2")
     write(store, {"count": 10**30, "share": 1, "quotes": "no list", "mixed": 1}, doc_id="d3")
-    assert query(path, "SELECT * FROM answers_verdict ORDER BY doc_id") == [
+    assert query(path, VALUES + "answers_verdict ORDER BY doc_id") == [
         ("d1", "q1", 'says "so"\n\0', "Yes", True, 3, 0.25, ["a", 'b"', "Ä"], {"page": 7, "a.b": "x"}, '"No"'),
         ("d2", "q1", *[None] * 8),
         ("d3", "q1", None, None, None, None, 1.0, None, None, "1"),
@@ -111,9 +115,34 @@ def test_columns_of_quotes_keep_off_the_names_of_properties(store, path):
         ("a/b", "VARCHAR"), ("a/b_START", "BIGINT"), ("quotes", "VARCHAR"), ("~", "JSON"),
         ("a/b_start_2", "BIGINT"), ("a/b_end", "BIGINT"), ("a/b_found", "BOOLEAN"),
         ("quotes_start", "BIGINT"), ("quotes_end", "BIGINT"), ("quotes_found", "BOOLEAN"),
+        *((f"{name}_confidence", "DOUBLE") for name in schema["properties"]),
     ]  # fmt: skip
-    assert query(path, "SELECT * EXCLUDE (doc_id, question_id) FROM answers_places") == [
-        ("xy", 7, "none", None, 3, 5, True, None, None, False)
+    assert query(path, VALUES + "answers_places") == [("d", "q", "xy", 7, "none", None, 3, 5, True, None, None, False)]
+
+
+def test_columns_of_confidence_keep_off_the_names_of_properties(store, path):
+    names = ["a/b", "A/B_confidence", "~", '"', "doc_id", "\n", ""]
+    store.define_schema_views({"sure": {"properties": {name: {"type": "integer"} for name in names}}})
+    values = dict(zip(names, (0.5, None, 1e-40, 1, 0.25, 0.125, 0), strict=True))
+    answer = {"doc_id": "d", "question_id": "q", "schema_name": "sure", "status": "ok", "answer": "{}"}
+    store.write_answers([AnswerRecord(run_id="r1", confidence=json.dumps(values), **answer)])
+    found = query(path, "SELECT COLUMNS('_confidence') "
+                        "FROM answers_sure")  # fmt: skip
+    assert found == [(None, 0.5, None, 1e-40, 1.0, 0.25, 0.125, 0.0)]
+    assert query(path, 'SELECT doc_id_answer_confidence, "a/b_confidence_2" FROM answers_sure') == [(0.25, 0.5)]
+
+
+def test_the_confidence_of_a_whole_answer_is_a_number(store, path):
+    store.define_schema_views({"s": {"type": "integer"}})
+    answer = {"question_id": "q", "schema_name": "s", "status": "ok", "answer": "7"}
+    rows = [
+        AnswerRecord(run_id="r1", doc_id=f"d{n}", confidence=c, **answer) for n, c in enumerate(("0.5", None, "null"))
+    ]
+    store.write_answers(rows)
+    assert query(path, "SELECT answer, answer_confidence FROM answers_s ORDER BY doc_id") == [
+        (7, 0.5),
+        (7, None),
+        (7, None),
     ]
 
 
@@ -122,14 +151,14 @@ def test_view_shows_the_newest_valid_answer_in_its_schema(store, path):
     store.define_schema_views({"one": schema, "two": schema})
     write(store, {"a": 1}, "one")
     write(store, {"a": 9}, "one", doc_id="d2", status="schema_violation")
-    assert query(path, "SELECT * FROM answers_one") == [("d1", "q1", 1)]
+    assert query(path, VALUES + "answers_one") == [("d1", "q1", 1)]
     store.begin_run(RunRecord(run_id="r2"))
     write(store, {"a": 2}, "one", "r2", status="truncated")
-    assert query(path, "SELECT * FROM answers_one") == [("d1", "q1", 1)]
+    assert query(path, VALUES + "answers_one") == [("d1", "q1", 1)]
     store.begin_run(RunRecord(run_id="r3"))
     write(store, {"a": 3}, "two", "r3")
-    assert query(path, "SELECT * FROM answers_one") == []
-    assert query(path, "SELECT * FROM answers_two") == [("d1", "q1", 3)]
+    assert query(path, VALUES + "answers_one") == []
+    assert query(path, VALUES + "answers_two") == [("d1", "q1", 3)]
 
 
 def test_names_of_views(store, path):
@@ -165,7 +194,7 @@ def test_defining_again_changes_nothing_and_a_new_schema_renews_the_view(store, 
     assert store.define_schema_views({"verdict": VERDICT}) == {"verdict": "answers_verdict"}
     assert path.read_bytes() == before
     store.define_schema_views({"verdict": {"properties": {"label": {"type": "integer"}, "new": {"type": "string"}}}})
-    assert query(path, "SELECT * FROM answers_verdict") == [("d1", "q1", None, None)]
+    assert query(path, VALUES + "answers_verdict") == [("d1", "q1", None, None)]
     with duckdb.connect(str(path)) as connection:
         connection.execute("DROP VIEW answers_verdict")
     store.define_schema_views({"verdict": VERDICT})
@@ -188,7 +217,7 @@ def test_defining_again_changes_nothing_and_a_new_schema_renews_the_view(store, 
 def test_schemas_without_properties(store, path, schema, answer, value):
     store.define_schema_views({"s": schema})
     write(store, answer, "s")
-    assert query(path, "SELECT * FROM answers_s") == [("d1", "q1", value)]
+    assert query(path, VALUES + "answers_s") == [("d1", "q1", value)]
 
 
 ODD_NAMES = [
@@ -202,7 +231,7 @@ def test_odd_property_names(store, path):
     schema = {"type": "object", "properties": {name: {"type": "string"} for name in ODD_NAMES}}
     store.define_schema_views({"odd": schema})
     write(store, {name: f"<{name}>" for name in ODD_NAMES}, "odd")
-    assert query(path, "SELECT * FROM answers_odd") == [("d1", "q1", *(f"<{name}>" for name in ODD_NAMES))]
+    assert query(path, VALUES + "answers_odd") == [("d1", "q1", *(f"<{name}>" for name in ODD_NAMES))]
     names = [column.name for column in answer_columns(schema)]
     assert names[ODD_NAMES.index("doc_id") :] == [
         "doc_id_answer_2", "DOC_ID_answer_3", "question_id_answer", "doc_id_answer", "label", "Label_3", "LABEL_4",

@@ -74,10 +74,10 @@ def test_an_older_store_is_migrated_in_place(path, version, make_store):
         answer = {"doc_id": "d1", "question_id": "q", "schema_name": "verdict", "status": "ok", "answer": '{"a":"x"}'}
         quotes = '{"/a":{"start":7,"end":8,"found":true,"exact":true}}'
         store.begin_run(RunRecord(run_id="newer", bad_files='[{"file":"a","reason":"b"}]'))
-        store.write_answers([AnswerRecord(run_id="newer", quotes=quotes, **answer)])
+        store.write_answers([AnswerRecord(run_id="newer", quotes=quotes, confidence='{"a":0.5}', **answer)])
         assert query(path, "SELECT * EXCLUDE question_id FROM answers_verdict ORDER BY 1") == [
-            ("d0", "x", None, None, None),
-            ("d1", "x", 7, 8, True),
+            ("d0", "x", None, None, None, None),
+            ("d1", "x", 7, 8, True, 0.5),
         ]
         assert store.run("newer").bad_files == '[{"file":"a","reason":"b"}]'
     assert int.from_bytes(path.read_bytes()[12:20], "little") == 64  # still readable by DuckDB 1.1
