@@ -17,7 +17,7 @@ def plan_warnings(prepared: PreparedJob, bytes_per_value: int) -> list[str]:
     return [
         *_answers_cut(prepared),
         *_rows_without_room(prepared, bytes_per_value),
-        *(cost.sentence() for cost in order_costs(plan.rows, documents, prompts)),
+        *(cost.sentence() for cost in order_costs(plan.rows, prompts)),
         *([near] if near else []),
     ]
 

@@ -15,6 +15,7 @@ from engine.cache_check import check_cache, page_counts
 from engine.drafts import Drafter
 from engine.forward_work import ForwardWork
 from engine.kv_cache import KVCache
+from engine.kv_memory import kv_page_bytes
 from engine.page_pool import PagePool
 from engine.prefix_order import depth_first_order
 from engine.radix_cache import Node, RadixCache
@@ -85,7 +86,7 @@ class EngineStatistics:
 class Engine:
     """Runs requests over one model. Not thread-safe; torch's inference mode is its own business.
 
-    `last_step` is the record of the newest step, None if `step` had nothing to run.
+    `last_step` is the record of the newest step, None if `step` had nothing to run; `work` is the model's arithmetic.
     """
 
     def __init__(
@@ -96,7 +97,8 @@ class Engine:
         self.settings = settings
         self.statistics = EngineStatistics()
         self.last_step: StepRecord | None = None
-        self._work = ForwardWork.of(config)
+        self.work = ForwardWork.of(config)
+        self.kv_page_bytes = kv_page_bytes(config, settings.page_size, dtype.itemsize)
         pool = PagePool(settings.kv_pages)
         self.cache = RadixCache(pool, settings.page_size, keep_unneeded=settings.keep_unneeded)
         self._scheduler = Scheduler(
@@ -200,7 +202,7 @@ class Engine:
             del self._stored_hidden[leaf]
         seconds = time.monotonic() - started
         self._count(step, seconds, pages_used)
-        prompt_flops, output_flops = prompt_and_output_flops(step, self._work)
+        prompt_flops, output_flops = prompt_and_output_flops(step, self.work)
         mask_seconds = self._token_draw.counts.mask_seconds - masks_before
         share = prompt_flops / (prompt_flops + output_flops) if prompt_flops else 0.0
         self.last_step = StepRecord(

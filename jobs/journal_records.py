@@ -23,6 +23,10 @@ class RunEnding:
     forced_tokens: int = 0
     load_seconds: float | None = None
     seconds: float | None = None
+    statistics: str | None = None
+    """As in RunRecord."""
+    steps: list[dict[str, Any]] | None = None
+    """The run's steps in buckets, each as of StepBucket.as_dict."""
 
 
 @dataclass(frozen=True, slots=True)

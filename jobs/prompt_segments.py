@@ -94,6 +94,17 @@ class SegmentedPrompt:
         yield self.prefix.document
         yield self.rest
 
+    def segment_tokens(self) -> dict[str, int]:
+        """How many tokens each segment has, by name and in their order; they add up to the prompt's.
+
+        `instructions` begins with the chat template and has the system text, `question` ends where the answer begins.
+        """
+        return {
+            "instructions": len(self.prefix.opening),
+            "document": len(self.prefix.document),
+            "question": len(self.rest),
+        }
+
     def ids(self) -> np.ndarray:
         """int32 token ids of the whole prompt, put together anew."""
         return np.concatenate(list(self.segments()))

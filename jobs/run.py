@@ -31,6 +31,7 @@ from jobs.publish import publish_pending
 from jobs.resume import Selection, open_existing
 from jobs.run_output import START_WAIT_SECONDS, RunOutput
 from jobs.run_record import RunWriter
+from jobs.run_statistics import RunStatistics
 from jobs.store import RunRecord
 
 if TYPE_CHECKING:
@@ -119,7 +120,8 @@ class _Run:
                 self.same_rows[planned.same_as].append(place)
         self.requests = len(self.plan.rows) - self.plan.rows_same
         self.minimum_tokens = self.plan.minimum_tokens  # counted once: it looks at every row
-        self.drawn_again: set[int] = set()
+        self.first_draws: dict[int, Completion] = {}  # by place in the plan, of rows that were asked again
+        self.statistics = RunStatistics()
         self.engine: Engine | None = None
         self.run = self._new_record()
         self.output = RunOutput(prepared.database, observer.on_note)
@@ -179,7 +181,10 @@ class _Run:
                     f"run.time_budget of {budget:g} seconds was used up; {self.ended.count(0)} rows of "
                     f"{unreached} documents are pending, and the next run answers them"
                 )
-            for completion in engine.step():
+            completions = engine.step()
+            self.statistics.add_step(engine, time.monotonic() - self.ready_at)
+            for completion in completions:
+                self.statistics.add_completion(completion)
                 self._finish_request(completion)
             self.output.keep_up()
             self.observer.on_progress(self._progress(engine))
@@ -213,7 +218,15 @@ class _Run:
             forced_tokens=self.writer.forced_tokens,
             load_seconds=(self.ready_at if ready else now) - self.started,
             seconds=now - self.ready_at if ready else 0.0,
+            statistics=self._statistics_text(),
+            steps=[bucket.as_dict() for bucket in self.statistics.steps.buckets],
         )
+
+    def _statistics_text(self) -> str | None:
+        if self.engine is None:
+            return None
+        page_size = self.engine.settings.page_size
+        return self.statistics.as_json(self.engine, smallest_pages=self.plan.pages_for_longest_row(page_size))
 
     def _requests(self) -> Iterator[Request]:
         """Of the rows in the plan's order, each when it is asked for; those that ask the very same once."""
@@ -225,7 +238,7 @@ class _Run:
         """The row as a request; its second draw has the next seed and at least RETRY_TEMPERATURE."""
         sampling = self.job.sampling
         row = planned.row
-        again = index in self.drawn_again
+        again = index in self.first_draws
         return Request(
             request_id=index,
             prompt=planned.prompt,
@@ -250,7 +263,9 @@ class _Run:
         for index in self.same_rows.pop(completion.request_id, ()):
             reached_model = completion.finish_reason is not FinishReason.TOO_LONG
             cached = completion.prompt_tokens if reached_model else 0
-            self._finish_row(replace(completion, request_id=index, cached_tokens=cached, computed_tokens=0))
+            self._finish_row(
+                replace(completion, request_id=index, cached_tokens=cached, computed_tokens=0, repeated_tokens={})
+            )
 
     def _finish_row(self, completion: Completion) -> None:
         planned = self.plan.rows[completion.request_id]
@@ -262,16 +277,16 @@ class _Run:
             rejected = RejectedRow(planned.row, "too_long", error, planned.schema.name, planned.prompt_tokens)
             self.writer.add_rejected(rejected)
             return
-        self.writer.add_completed(planned, completion)
+        self.writer.add_completed(planned, completion, self.first_draws.get(completion.request_id))
 
     def _draws_again(self, planned: PlannedRow, completion: Completion) -> bool:
         """Submit a row whose finished answer breaks its schema once more; False if it doesn't, or was so before."""
         index = completion.request_id
-        if completion.finish_reason is not FinishReason.STOP or index in self.drawn_again or self.engine is None:
+        if completion.finish_reason is not FinishReason.STOP or index in self.first_draws or self.engine is None:
             return False
         if planned.schema.validator.check(self.writer.text_of(completion)).error is None:
             return False
-        self.drawn_again.add(index)
+        self.first_draws[index] = completion
         self.engine.submit([self._request(index, planned)], first=True)
         return True
 

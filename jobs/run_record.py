@@ -14,6 +14,7 @@ from jobs.journal_records import RunEnding
 from jobs.plan import PlannedRow, RejectedRow
 from jobs.prepare import PreparedJob
 from jobs.quote_answers import QuoteLocator
+from jobs.repeated_tokens import whole_row
 from jobs.run_output import RunOutput
 from jobs.source import InputRow
 from jobs.store import AnswerRecord, DocumentRecord, RunRecord
@@ -70,6 +71,7 @@ class RunWriter:
             forced_tokens=ending.forced_tokens,
             load_seconds=ending.load_seconds,
             seconds=ending.seconds,
+            statistics=ending.statistics,
             prompt_tokens=self._totals["prompt_tokens"],
             minimum_tokens=self._totals["minimum_tokens"],
             computed_tokens=self._totals["computed_tokens"],
@@ -92,9 +94,13 @@ class RunWriter:
         """The text of a completion. Only a cut answer can end inside a character."""
         return b"".join(self._vocabulary.tokens[token] for token in completion.output_tokens).decode(errors="replace")
 
-    def add_completed(self, planned: PlannedRow, completion: Completion) -> None:
-        """A row that the model answered; it is `ok` only if the answer ended and validates."""
+    def add_completed(self, planned: PlannedRow, completion: Completion, first_draw: Completion | None = None) -> None:
+        """A row that the model answered; it is `ok` only if the answer ended and validates.
+
+        `first_draw` is what it was answered with before it was asked again, if it was.
+        """
         row = planned.row
+        completion, repeated = whole_row(completion, first_draw)
         text = self.text_of(completion)
         status = "ok"
         answer = error = quotes = confidence = None
@@ -129,12 +135,14 @@ class RunWriter:
                 ttft_seconds=completion.ttft_seconds,
                 latency_seconds=completion.latency_seconds,
                 request_digest=planned.digest,
-                minimum_tokens=planned.minimum_tokens,
+                minimum_tokens=completion.minimum_tokens,
                 request_parts=json.dumps(dict(planned.parts)),
                 quotes=quotes,
                 document_tokens=planned.segments.document_tokens,
                 used_document_tokens=planned.segments.used_document_tokens,
                 confidence=confidence,
+                prompt_segments=json.dumps(planned.segments.segment_tokens()),
+                repeated_tokens=json.dumps(repeated),
             )
         )
 

@@ -47,7 +47,7 @@ class AnswerStore:
                 raise OutputError(f"{self.path} does not exist; run the job first, or correct the path")
             with self._connection(doing="reading") as connection:
                 version = store_version(connection, self.path)
-                complete = is_complete(connection)
+                complete = version is not None and is_complete(connection, version)
             if version is None or not complete:
                 raise OutputError(f"{self.path} is no output of docqa: it lacks docqa's tables")
             self.version = version

@@ -67,6 +67,8 @@ class RunRecord:
     """Attempts of this run that `docqa compact` removed since; its totals still count them."""
     bad_files: str | None = None
     """Input files that could not be read and were skipped, a JSON list of `{"file", "reason"}`; None if none."""
+    statistics: str | None = None
+    """What the engine measured, JSON as of RunStatistics.as_json; None while the run is on, and if nothing ran."""
 
     @property
     def rows_pending(self) -> int:
@@ -84,8 +86,11 @@ class AnswerRecord:
     `minimum_tokens` counts the prompt positions that this row is the first to need in the run's prefix tree;
     `quotes` (JSON text) says where the answer's quotes stand in the document (see QuoteLocator.places), None where its
     schema marks none; `document_tokens` are those of the whole document's part of the prompt, `used_document_tokens`
-    those that the prompt had: fewer where the document was cut to fit; `confidence` (JSON text) says
-    how sure the model was of a valid answer (see answer_confidence), None where nobody asked for it.
+    those that the prompt had: fewer where the document was cut to fit; `confidence` (JSON text) says how sure the
+    model was of a valid answer (see answer_confidence), None where nobody asked for it; `prompt_segments` (JSON text)
+    has the tokens of each segment of the prompt, in their order; `repeated_tokens` (JSON text) counts prompt tokens
+    that were computed more than once, by cause (see jobs/repeated_tokens.py). The last two are None for a row that
+    never reached the model and where an older docqa wrote it.
     """
 
     run_id: str
@@ -115,6 +120,8 @@ class AnswerRecord:
     document_tokens: int | None = None
     used_document_tokens: int | None = None
     confidence: str | None = None
+    prompt_segments: str | None = None
+    repeated_tokens: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +197,7 @@ def run_values(run: RunRecord) -> dict[str, Any]:
         values[column.name] = clean_text(value) if isinstance(value, str) else value
     values["config"] = clean_json(run.config)
     values["bad_files"] = clean_json(run.bad_files)
+    values["statistics"] = clean_json(run.statistics)
     values["started_at"] = naive_utc(run.started_at)
     values["finished_at"] = naive_utc(run.finished_at)
     return values
@@ -204,6 +212,9 @@ def run_from_row(names: Sequence[str], row: Sequence[Any]) -> RunRecord:
     return RunRecord(**values)
 
 
+_JSON_COLUMNS = frozenset(
+    ("answer", "extra", "request_parts", "quotes", "confidence", "prompt_segments", "repeated_tokens")
+)
 _ARROW_TYPES = {
     "attempt": pa.int64(),
     "prompt_tokens": pa.int64(),
@@ -232,7 +243,7 @@ def answers_table(batch: Sequence[AnswerRecord], attempts: Sequence[int]) -> pa.
             values = list(attempts)
         elif name == "answered_at":
             values = [naive_utc(record.answered_at) for record in batch]
-        elif name in ("answer", "extra", "request_parts", "quotes", "confidence"):
+        elif name in _JSON_COLUMNS:
             values = [clean_json(getattr(record, name)) for record in batch]
         elif name in _ARROW_TYPES:
             values = [getattr(record, name) for record in batch]

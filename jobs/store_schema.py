@@ -16,13 +16,16 @@ from jobs.validate import canonical_schema
 
 STORE_VERSION = 4
 """What changed: 2 added `answers.request_parts` and `runs.rows_removed`; 3 `answers.quotes` and `runs.bad_files`; 4
-`answers.document_tokens`, `answers.used_document_tokens` and `answers.confidence`."""
+`answers.document_tokens`, `used_document_tokens`, `confidence`, `prompt_segments` and `repeated_tokens`,
+`runs.statistics`, `run_steps` and `reuse_by_segment`."""
 QUOTES_VERSION = 3
 """The first that has `answers.quotes`; an older store that is only read has none."""
 CUT_DOCUMENTS_VERSION = 4
 """The first that has `answers.document_tokens` and `answers.used_document_tokens`."""
 CONFIDENCE_VERSION = 4
 """The first that has `answers.confidence`."""
+STATISTICS_VERSION = 4
+"""The first that has `runs.statistics` and what came with it."""
 
 # No keys and no indexes: DuckDB's write-ahead log has lost files to them, and a unique key makes a repeated row an
 # error in the middle of a night. Uniqueness is kept by the queries that insert.
@@ -53,6 +56,20 @@ TABLES = {
         "error": "VARCHAR",
         "rows_removed": "BIGINT",
         "bad_files": "JSON",
+        "statistics": "JSON",
+    },
+    "run_steps": {
+        "run_id": "VARCHAR",
+        "started_seconds": "DOUBLE",
+        "seconds": "DOUBLE",
+        "steps": "BIGINT",
+        "prompt_tokens": "BIGINT",
+        "output_tokens": "BIGINT",
+        "prompt_seconds": "DOUBLE",
+        "output_seconds": "DOUBLE",
+        "mask_seconds": "DOUBLE",
+        "running_rows": "BIGINT",
+        "kv_pages": "BIGINT",
     },
     "documents": {"document_hash": "VARCHAR", "characters": "BIGINT", "tokens": "BIGINT"},
     "answers": {
@@ -83,6 +100,8 @@ TABLES = {
         "document_tokens": "BIGINT",
         "used_document_tokens": "BIGINT",
         "confidence": "JSON",
+        "prompt_segments": "JSON",
+        "repeated_tokens": "JSON",
     },
 }
 
@@ -94,8 +113,13 @@ _ADDED = {
         ("answers", "document_tokens", "NULL"),
         ("answers", "used_document_tokens", "NULL"),
         ("answers", "confidence", "NULL"),
+        ("runs", "statistics", "NULL"),
+        ("answers", "prompt_segments", "NULL"),
+        ("answers", "repeated_tokens", "NULL"),
     ),
 }
+# Whole tables and views that a version added.
+_ADDED_NAMES = {4: ("run_steps", "reuse_by_segment")}
 
 _ANSWER_COLUMNS = ", ".join(TABLES["answers"])
 
@@ -116,6 +140,22 @@ VIEWS = {
             CAST(coalesce(sum(computed_tokens), 0) AS BIGINT) AS computed_tokens,
             CAST(coalesce(sum(cached_tokens), 0) AS BIGINT) AS cached_tokens
         FROM answers WHERE document_hash IS NOT NULL GROUP BY run_id, document_hash""",
+    # Segments follow each other, what was reused is a prefix of the prompt, and what no other row had is its end; so
+    # of each segment that part counts which lies in it.
+    "reuse_by_segment": """
+        WITH placed AS (
+            SELECT run_id, unnest(names) AS segment, unnest(range(1, 1 + len(names))) AS place,
+                unnest(lengths) AS tokens, unnest(ends) AS stop, cached_tokens, prompt_tokens - minimum_tokens AS shared
+            FROM (SELECT *, [list_sum(lengths[:place]) FOR place IN range(1, 1 + len(lengths))] AS ends FROM (
+                SELECT *, json_keys(prompt_segments) AS names, [
+                    CAST(json_extract_string(prompt_segments, '$."' || name || '"') AS BIGINT)
+                    FOR name IN json_keys(prompt_segments)] AS lengths
+                FROM answers WHERE prompt_segments IS NOT NULL)))
+        SELECT run_id, segment, count(*) AS "rows", CAST(sum(tokens) AS BIGINT) AS prompt_tokens,
+            CAST(sum(tokens - greatest(0, least(tokens, shared - stop + tokens))) AS BIGINT) AS minimum_tokens,
+            CAST(sum(tokens - greatest(0, least(tokens, cached_tokens - stop + tokens))) AS BIGINT) AS computed_tokens,
+            CAST(sum(greatest(0, least(tokens, cached_tokens - stop + tokens))) AS BIGINT) AS cached_tokens
+        FROM placed GROUP BY run_id, segment ORDER BY run_id, min(place), segment""",
 }
 
 
@@ -125,7 +165,7 @@ def create_or_check(connection: duckdb.DuckDBPyConnection, path: object) -> None
     Raises OutputError for a newer store and for tables of others.
     """
     version = store_version(connection, path)
-    if version == STORE_VERSION and is_complete(connection):
+    if version == STORE_VERSION and is_complete(connection, version):
         return
     existing = _columns(connection)
     if version is None:
@@ -164,10 +204,11 @@ def _migrate(connection: duckdb.DuckDBPyConnection, version: int) -> None:
     connection.execute("UPDATE docqa_meta SET value = ? WHERE key = 'store_version'", [str(STORE_VERSION)])
 
 
-def is_complete(connection: duckdb.DuckDBPyConnection) -> bool:
-    """Whether every table and view is there."""
+def is_complete(connection: duckdb.DuckDBPyConnection, version: int) -> bool:
+    """Whether every table and view of a version is there."""
     existing = _columns(connection)
-    return all(name in existing for name in (*TABLES, *VIEWS))
+    later = {name for added, names in _ADDED_NAMES.items() if added > version for name in names}
+    return all(name in existing for name in (*TABLES, *VIEWS) if name not in later)
 
 
 def store_version(connection: duckdb.DuckDBPyConnection, path: object) -> int | None:

@@ -10,12 +10,14 @@ import pyarrow as pa
 
 from jobs.errors import OutputError
 from jobs.journal_records import JournalRecord, RunEnding
+from jobs.step_summary import STEP_COLUMNS
 from jobs.store_records import (
     RUN_STATUSES,
     AnswerRecord,
     DocumentRecord,
     RunRecord,
     answers_table,
+    clean_json,
     clean_text,
     naive_utc,
     run_values,
@@ -125,7 +127,7 @@ def mark_killed_runs(connection: duckdb.DuckDBPyConnection) -> None:
 
 
 def end_run(connection: duckdb.DuckDBPyConnection, path: object, ending: RunEnding) -> None:
-    """Set how a run ended. Raises MissingRun, and ValueError for an unknown status."""
+    """Set how a run ended, and write its steps. Raises MissingRun, and ValueError for an unknown status."""
     if ending.status not in RUN_STATUSES:
         raise ValueError(f"unknown run status {ending.status!r}")
     values: dict[str, Any] = {
@@ -135,8 +137,15 @@ def end_run(connection: duckdb.DuckDBPyConnection, path: object, ending: RunEndi
         "forced_tokens": ending.forced_tokens,
         "load_seconds": ending.load_seconds,
         "seconds": ending.seconds,
+        "statistics": clean_json(ending.statistics),
     }
     update_run(connection, path, ending.run_id, ", ".join(f"{name} = ?" for name in values), list(values.values()))
+    if ending.steps:
+        connection.execute("DELETE FROM run_steps WHERE run_id = ?", [clean_text(ending.run_id)])
+        columns = {name: [bucket[name] for bucket in ending.steps] for name in STEP_COLUMNS}
+        connection.register("ended_steps", pa.table(columns))
+        connection.execute("INSERT INTO run_steps BY NAME SELECT ? AS run_id, * FROM ended_steps",
+                           [clean_text(ending.run_id)])  # fmt: skip
 
 
 def update_run(
