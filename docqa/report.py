@@ -12,8 +12,10 @@ from docqa.exit_status import ENDED_ABNORMALLY
 from docqa.options import json_option, quiet_option
 from docqa.plain_console import plain_console
 from docqa.report_check import disagreements
+from docqa.report_documents import document_texts
 from docqa.report_figures import report_of, run_of
 from docqa.report_page import page_of, write_page
+from docqa.report_rows import page_data
 from docqa.report_text import print_report
 from jobs.store import AnswerStore
 
@@ -30,6 +32,14 @@ from jobs.store import AnswerStore
     help="Write the report, with the answers to browse and search, as one HTML file that needs no network.",
 )
 @click.option(
+    "--documents",
+    type=click.Path(path_type=Path),
+    envvar="DOCQA_DOCUMENTS",
+    metavar="JOB",
+    help="With --html: show answers beside their document, whose text is read from this job's input (or from Parquet "
+    "files with documents and questions).",
+)
+@click.option(
     "--check",
     is_flag=True,
     envvar="DOCQA_CHECK",
@@ -37,18 +47,32 @@ from jobs.store import AnswerStore
 )
 @quiet_option
 @json_option
-def command(database: Path, run_id: str | None, page: Path | None, check: bool, quiet: bool, as_json: bool) -> None:
+def command(
+    database: Path,
+    run_id: str | None,
+    page: Path | None,
+    documents: Path | None,
+    check: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
     """Show reuse, speed and failures of a run."""
     if check and page is not None:
         raise click.UsageError("--check and --html are two questions; give one of them")
+    if documents is not None and page is None:
+        raise click.UsageError("--documents is for the page: give --html FILE too")
     store = AnswerStore(database, read_only=True)
     if check:
         _check(store, run_id, quiet=quiet, as_json=as_json)
         return
     with store.reading():  # so that a run that is on writes nothing between two queries
         report = report_of(store, run_id)
-        content = page_of(store, report) if page is not None else ""
-    if page is not None:
+        data = page_data(store, report, beside_documents=documents is not None) if page is not None else None
+    if page is not None and data is not None:
+        texts = None
+        if documents is not None:  # read after the database is closed: a large input takes its time
+            texts = document_texts(documents, {document["document_hash"] for document in report["documents"]})
+        content = page_of(report, data, texts)
         written = write_page(page, content, store.path)
         if not quiet:
             click.echo(f"docqa: {written}", err=True)

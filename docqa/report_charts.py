@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from docqa.report_rows import MOST_ID_CHARACTERS, cut_text
 from docqa.wording import duration
+from jobs.step_summary import StepBucket, merged_buckets
 
 BAND_HEIGHT = 16.0
 """Pixels down that a name needs; of documents that are too many for that, neighbours are drawn as one."""
@@ -129,6 +130,58 @@ def timeline_chart(timeline: dict[str, Any]) -> Markup:
     return _markup(chart)
 
 
+MOST_COLUMNS = 120
+
+
+def steps_chart(steps: Sequence[dict[str, Any]], pool_pages: int) -> Markup:
+    """Where each interval's seconds went, stacked from the bottom, and as a line the KV pages in use of the pool's.
+
+    What a column leaves open at its top was spent outside the engine.
+    """
+    if not steps:
+        return Markup()
+    together = -(-len(steps) // MOST_COLUMNS)
+    columns = merged_buckets([StepBucket(**step) for step in steps], together)
+    total = columns[-1].started_seconds + columns[-1].seconds
+    height = 120.0
+    chart = _svg(height + 26, "What the seconds of the run were spent on, from its start to its end")
+    points = []
+    for column in columns:
+        left, width = column.started_seconds / total, column.seconds / total
+        pages = column.kv_pages / (pool_pages or 1)
+        points += [f"{100 * left:.2f},{100 * (1 - pages):.2f}", f"{100 * (left + width):.2f},{100 * (1 - pages):.2f}"]
+        group = _add(chart, "g")
+        _add(group, "title").text = _column_title(column, pool_pages)
+        _add(group, "rect", "none", x=_percent(left), y=0, width=_percent(width), height=height)
+        bottom = height
+        for name, css in STEP_CLASSES.items():
+            tall = height * getattr(column, name) / (column.seconds or 1)
+            if tall > 0.1:
+                bottom -= tall
+                _add(group, "rect", css, x=_percent(left), y=bottom, width=_percent(width), height=tall)
+    square = _add(chart, "svg", x=0, y=0, width="100%", height=height, viewBox="0 0 100 100",
+                  preserveAspectRatio="none")  # fmt: skip
+    for css in ("line pages-under", "line pages"):  # so that it is seen on every ground
+        _add(square, "polyline", css, points=" ".join(points))
+    _axis(chart, height, total, duration, "since the run was ready")
+    return _markup(chart)
+
+
+STEP_CLASSES = {"prompt_seconds": "computed", "output_seconds": "bar", "mask_seconds": "mask"}
+"""The parts of a column, from the bottom, with their classes of html/report.css."""
+
+
+def _column_title(column: StepBucket, pool_pages: int) -> str:
+    start, end = column.started_seconds, column.started_seconds + column.seconds
+    inside = column.prompt_seconds + column.output_seconds + column.mask_seconds
+    return (
+        f"{start:,.1f} s to {end:,.1f} s, {_noun(column.steps, 'step')}: {column.prompt_seconds:,.2f} s for "
+        f"{column.prompt_tokens:,} prompt tokens, {column.output_seconds:,.2f} s for {column.output_tokens:,} output "
+        f"tokens, {column.mask_seconds:,.2f} s for masks, {max(column.seconds - inside, 0):,.2f} s outside; up to "
+        f"{_noun(column.running_rows, 'row')} at once, {column.kv_pages:,} of {pool_pages:,} KV pages"
+    )
+
+
 def latency_chart(curve: dict[str, list[float]]) -> Markup:
     """The share of rows that had their first token, and their end, within so many seconds; seconds grow by tenfolds."""
     series = [(curve["ttft_seconds"], "line first", "first token"), (curve["latency_seconds"], "line", "end")]
@@ -195,7 +248,13 @@ def _axis(chart: ElementTree.Element, height: float, most: float, words: Any, un
     _add(chart, "line", "axis", x1="0%", x2="100%", y1=height + 0.5, y2=height + 0.5)
     for share in (0.0, 0.5, 1.0):
         text = words(most * share)
-        _text(chart, _percent(share), height + 18, f"{text} {unit}" if share == 1.0 else text, css=_anchor(share))
+        _text(
+            chart,
+            _percent(share),
+            height + 18,
+            f"{text} {unit}" if share == 1.0 else text,
+            css=_anchor(share) + " half" * (share == 0.5),
+        )
 
 
 def _anchor(share: float) -> str:

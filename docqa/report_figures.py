@@ -11,9 +11,11 @@ import duckdb
 
 from docqa.report_changes import changes_since
 from docqa.report_levels import RowTokens, reuse_by_level
+from docqa.report_reuse import reuse_figures, run_saved_seconds
+from docqa.report_time import time_figures
 from jobs.errors import OutputError
 from jobs.store import AnswerStore, RunRecord
-from jobs.store_schema import CUT_DOCUMENTS_VERSION, QUOTES_VERSION
+from jobs.store_schema import CUT_DOCUMENTS_VERSION, QUOTES_VERSION, STATISTICS_VERSION
 
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "max": 1.0}
 SLOWEST_ROWS = 10
@@ -49,6 +51,7 @@ def report_of(store: AnswerStore, run_id: str | None) -> dict[str, Any]:
             "slowest_rows": _slowest_rows(rows, run),
             "timeline": _timeline(rows, run),
             **_reuse(rows, run),
+            **(_measured(rows, run) if store.version >= STATISTICS_VERSION else _NOT_MEASURED),
             "quotes": _quotes(rows, run) if store.version >= QUOTES_VERSION else None,
             "cut": _cut(rows, run) if store.version >= CUT_DOCUMENTS_VERSION else None,
             "failures": _failures(rows, run),
@@ -59,8 +62,19 @@ def report_of(store: AnswerStore, run_id: str | None) -> dict[str, Any]:
             ),
             "changes": changes_since(connection, run.run_id),
         }
+    _add_saved_seconds(found)
     previous = _previous_run(store, run)
-    return run_figures(run) | found | {"previous_run": run_figures(previous) if previous is not None else None}
+    return (
+        _figures_with_savings(store, run)
+        | found
+        | {"previous_run": _figures_with_savings(store, previous) if previous is not None else None}
+    )
+
+
+def _figures_with_savings(store: AnswerStore, run: RunRecord) -> dict[str, Any]:
+    with store.reading() as connection:
+        saved = run_saved_seconds(rows_of(connection), run.run_id, statistics_of(run))
+    return run_figures(run) | {"saved_seconds": saved}
 
 
 def run_figures(run: RunRecord) -> dict[str, Any]:
@@ -68,6 +82,7 @@ def run_figures(run: RunRecord) -> dict[str, Any]:
     return asdict(run) | {
         "config": json.loads(run.config),
         "bad_files": json.loads(run.bad_files or "[]"),
+        "statistics": statistics_of(run),
         "started_at": run.started_at.isoformat(),
         "finished_at": run.finished_at.isoformat() if run.finished_at else None,
         "rows_pending": run.rows_pending,
@@ -79,6 +94,12 @@ def run_figures(run: RunRecord) -> dict[str, Any]:
     }
 
 
+def statistics_of(run: RunRecord) -> dict[str, Any] | None:
+    """What the engine measured; None while a run is on, if it was killed, and where an older docqa wrote it."""
+    found: dict[str, Any] | None = json.loads(run.statistics) if run.statistics is not None else None
+    return found
+
+
 def rows_of(connection: duckdb.DuckDBPyConnection) -> Rows:
     """rows(query, value, ...) -> the result's rows as dictionaries."""
 
@@ -88,6 +109,35 @@ def rows_of(connection: duckdb.DuckDBPyConnection) -> Rows:
         return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
 
     return rows
+
+
+_NOT_MEASURED: dict[str, Any] = {
+    "segments": [],
+    "repeated": [],
+    "saved": None,
+    "saved_flops_by_document": {},
+    "time_parts": None,
+    "steps": [],
+    "kv_memory": None,
+}
+"""Of a run that an older docqa wrote."""
+
+
+def _measured(rows: Rows, run: RunRecord) -> dict[str, Any]:
+    statistics = statistics_of(run)
+    values = asdict(run) | {"statistics": statistics}
+    return reuse_figures(rows, run.run_id, statistics) | time_figures(rows, values)
+
+
+def _add_saved_seconds(found: dict[str, Any]) -> None:
+    """Give each document what its reuse saved."""
+    by_document = found.pop("saved_flops_by_document")
+    for document in found["documents"]:
+        flops = by_document.get(document["document_hash"])
+        document["saved_flops"] = flops
+        document["saved_seconds"] = None
+        if flops is not None and found["saved"]["prompt_flops"]:
+            document["saved_seconds"] = flops * found["saved"]["prompt_seconds"] / found["saved"]["prompt_flops"]
 
 
 def _quotes(rows: Rows, run: RunRecord) -> dict[str, int] | None:

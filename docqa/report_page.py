@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -18,11 +19,12 @@ from markupsafe import Markup
 
 from docqa import report_charts
 from docqa.report_changes import CHANGES
+from docqa.report_documents import document_note, fitting_texts
 from docqa.report_figures import PERCENTILES
-from docqa.report_rows import cut_text, page_data
+from docqa.report_rows import DOCUMENT_PLACE, cut_text
+from docqa.report_time import TIME_PARTS
 from docqa.wording import bad_files_text, bytes_text, duration, row_counts
 from jobs.errors import OutputError
-from jobs.store import AnswerStore
 
 
 def write_page(path: Path, page: str, database: Path) -> str:
@@ -43,28 +45,15 @@ def write_page(path: Path, page: str, database: Path) -> str:
     return f"the report is in {path} ({bytes_text(len(content))})"
 
 
-def page_of(store: AnswerStore, report: dict[str, Any]) -> str:
-    """The HTML text of a report of this database."""
-    data = page_data(store, report)
-    environment = Environment(
-        loader=PackageLoader("docqa", "html"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "count": _count,
-        "cut": cut_text,
-        "duration": duration,
-        "moment": _moment,
-        "percent": _percent,
-        "seconds": _seconds,
-        "words": lambda name: name.replace("_", " "),
-    }
+def page_of(report: dict[str, Any], data: dict[str, Any], documents: Mapping[str, str] | None = None) -> str:
+    """The HTML text of a report. `data` is that of page_data; `documents` are texts by hash, to show beside answers."""
+    shown_hashes = [data["texts"][row[DOCUMENT_PLACE]] for row in data["rows"] if row[DOCUMENT_PLACE] is not None]
+    texts, left_out = fitting_texts(documents or {}, shown_hashes)
+    note = document_note(report, documents, len(texts), left_out)
+    data = data | {"document_texts": texts}
     folder = resources.files("docqa").joinpath("html")
     style, script = (folder.joinpath(name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
-    return environment.get_template("report.html").render(
+    return render(
         report=report,
         row_counts=row_counts(report),
         bad_files_text=bad_files_text,
@@ -73,6 +62,7 @@ def page_of(store: AnswerStore, report: dict[str, Any]) -> str:
         level_titles=report_charts.LEVEL_TITLES,
         charts=report_charts,
         change_words=CHANGES,
+        time_parts=TIME_PARTS,
         shown=data["shown"],
         texts_cut=data["texts_cut"],
         documents_shown=len(data["documents"]),
@@ -82,7 +72,35 @@ def page_of(store: AnswerStore, report: dict[str, Any]) -> str:
         style_digest=_digest(style),
         script_digest=_digest(script),
         data=_embedded(data),
+        document_note=note,
     )
+
+
+def render(**values: Any) -> str:
+    """The template's text with these values."""
+    return environment().get_template("report.html").render(**values)
+
+
+def environment() -> Environment:
+    """Escapes every value, knows no undefined ones, and has the filters of the template."""
+    made = Environment(
+        loader=PackageLoader("docqa", "html"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "bytes": bytes_text,
+        "count": _count,
+        "cut": cut_text,
+        "duration": duration,
+        "moment": _moment,
+        "percent": _percent,
+        "seconds": _seconds,
+        "words": lambda name: name.replace("_", " "),
+    }
+    return made
 
 
 def _comparison(report: dict[str, Any]) -> list[tuple[str, str, str, str]]:
@@ -100,6 +118,7 @@ def _comparison(report: dict[str, Any]) -> list[tuple[str, str, str, str]]:
         ("computed tokens", "computed_tokens", _count),
         ("reused share", "reused_share", _percent),
         ("computed, of the least possible", "computed_to_minimum", partial(_number, digits=3)),
+        ("seconds saved by reuse", "saved_seconds", _seconds),
         ("output tokens", "output_tokens", _count),
         ("seconds to load", "load_seconds", _seconds),
         ("seconds to answer", "seconds", _seconds),

@@ -7,10 +7,12 @@ from typing import Any
 
 from docqa.report_changes import CHANGES, changed_rows
 from docqa.report_figures import rows_of
+from docqa.report_reuse import Savings, saved_seconds_of
 from jobs.store import AnswerStore
-from jobs.store_schema import QUOTES_VERSION
+from jobs.store_schema import QUOTES_VERSION, STATISTICS_VERSION
 
 MOST_ROW_BYTES = 11 << 20
+MOST_ROW_BYTES_BESIDE_DOCUMENTS = 7 << 20
 MOST_TEXT_CHARACTERS = 4_000
 MOST_DOCUMENTS = 5_000
 MOST_ID_CHARACTERS = 200
@@ -18,34 +20,44 @@ MOST_ID_CHARACTERS = 200
 
 ROW_COLUMNS = ("doc_id", "question_id", "question", "schema_name", "document_hash", "status", "change", "answer",
                 "before", "error", "raw_text", "prompt_tokens", "cached_tokens", "output_tokens", "ttft_seconds",
-                "latency_seconds", "quotes")  # fmt: skip
-REPEATED = ("doc_id", "question_id", "question", "schema_name", "document_hash", "status", "change")
+                "latency_seconds", "quotes", "minimum_tokens", "prompt_segments", "repeated_tokens",
+                "saved_seconds")  # fmt: skip
+REPEATED = ("doc_id", "question_id", "question", "schema_name", "document_hash", "status", "change", "prompt_segments",
+            "repeated_tokens")  # fmt: skip
+DOCUMENT_PLACE = ROW_COLUMNS.index("document_hash")
 DOCUMENT_COLUMNS = ("document_hash", "doc_id_count", "rows", "rows_ok", "prompt_tokens", "minimum_tokens",
-                    "computed_tokens", "cached_tokens", "seconds")  # fmt: skip
+                    "computed_tokens", "cached_tokens", "seconds", "saved_seconds")  # fmt: skip
 
 
-def page_data(store: AnswerStore, report: dict[str, Any]) -> dict[str, Any]:
+def page_data(store: AnswerStore, report: dict[str, Any], *, beside_documents: bool = False) -> dict[str, Any]:
     """What the page's script shows: `columns` and `rows` of the run, texts that repeat as places in `texts`.
 
     Rows are in the order of their keys. If not all fit, failed ones come first, then changed ones; `shown` says how
     many of `total` there are, and `texts_cut` how many texts were cut.
     """
     quotes = "quotes" if store.version >= QUOTES_VERSION else "NULL AS quotes"
+    measured = "prompt_segments, repeated_tokens"
+    if store.version < STATISTICS_VERSION:
+        measured = "NULL AS prompt_segments, NULL AS repeated_tokens"
+    savings = Savings(report["statistics"]) if report["statistics"] is not None else None
     with store.reading() as connection:
         found = rows_of(connection)(
             "SELECT doc_id, question_id, question, schema_name, document_hash, status, answer, error, "
             "CASE WHEN status <> 'ok' THEN raw_text END AS raw_text, prompt_tokens, cached_tokens, output_tokens, "
-            f"round(ttft_seconds, 3) AS ttft_seconds, round(latency_seconds, 3) AS latency_seconds, {quotes} "
-            "FROM answers WHERE run_id = ? ORDER BY doc_id, question_id",
+            f"round(ttft_seconds, 3) AS ttft_seconds, round(latency_seconds, 3) AS latency_seconds, {quotes}, "
+            f"minimum_tokens, {measured} FROM answers WHERE run_id = ? ORDER BY doc_id, question_id",
             report["run_id"],
         )
         changes = changed_rows(connection, report["run_id"])
     for row in found:
         row["change"], row["before"] = changes.get((row["doc_id"], row["question_id"]), ("first", None))
+        saved = saved_seconds_of(row, savings)
+        row["saved_seconds"] = None if saved is None else round(saved, 3)
     # What people look for first comes first, should the page not hold all.
     order = sorted(found, key=lambda row: (row["status"] == "ok", row["change"] != "changed"))
     texts: dict[str, int] = {}
     encoded: dict[tuple[str, str], list[Any]] = {}
+    most_bytes = MOST_ROW_BYTES_BESIDE_DOCUMENTS if beside_documents else MOST_ROW_BYTES
     size = texts_cut = 0
     for row in order:
         cut = {name: cut_text(row[name]) for name in ROW_COLUMNS}
@@ -53,7 +65,7 @@ def page_data(store: AnswerStore, report: dict[str, Any]) -> dict[str, Any]:
         values = [texts.get(value, -1) if name in REPEATED else value for name, value in cut.items()]
         text = json.dumps([values, *new], ensure_ascii=False)
         size += len(text.encode()) + 5 * text.count("<")  # which the page writes as \u003c
-        if size > MOST_ROW_BYTES:
+        if size > most_bytes:
             break
         encoded[row["doc_id"], row["question_id"]] = [
             texts.setdefault(value, len(texts)) if name in REPEATED and value is not None else value

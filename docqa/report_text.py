@@ -8,7 +8,9 @@ from rich.console import Console
 from rich.table import Table
 
 from docqa.report_figures import PERCENTILES
-from docqa.wording import bad_files_text, duration, row_counts
+from docqa.report_reuse import TOKEN_COUNTS
+from docqa.report_time import TIME_PARTS
+from docqa.wording import bad_files_text, bytes_text, duration, row_counts
 
 SHOWN = 10
 SHOWN_SLOWEST = 3
@@ -22,6 +24,8 @@ def print_report(report: dict[str, Any], console: Console) -> None:
     if report["bad_files"]:
         console.print(bad_files_text(report["bad_files"]), soft_wrap=True)
     console.print(_totals(report))
+    _print_segments(report, console)
+    _print_repeated(report, console)
     _print_latency(report, console)
     _print_documents(report, console)
     _print_failures(report, console)
@@ -57,7 +61,48 @@ def _totals(report: dict[str, Any]) -> Table:
         speed = f"{report['rows_per_second'] or 0:.2f} rows/s, {report['prompt_tokens_per_second'] or 0:,.0f}"
         loading = duration(report["load_seconds"] or 0)
         table.add_row("time", duration(report["seconds"]), f"{speed} prompt tokens/s; {loading} to load")
+    if report["time_parts"] is not None:
+        for name, title in TIME_PARTS.items():
+            table.add_row(f"  {name.removesuffix('_seconds')}", f"{report['time_parts'][name]:,.2f} s", title)
+    if report["saved"] is not None:
+        _add_savings(report["saved"], table)
+    if report["kv_memory"] is not None:
+        memory = report["kv_memory"]
+        table.add_row("KV memory", bytes_text(memory["kv_bytes_at_peak"]), "at peak; "
+                      f"{bytes_text(memory['kv_bytes_smallest'])} are enough to run every row")  # fmt: skip
     return table
+
+
+def _add_savings(saved: dict[str, Any], table: Table) -> None:
+    if saved["seconds"] is not None:
+        share = saved["flops"] / saved["prompt_flops"]
+        note = f"by reuse: {share:.2f} times the arithmetic of the prompts' {saved['prompt_seconds']:,.2f} s"
+        table.add_row("saved", f"{saved['seconds']:,.2f} s", note)
+    table.add_row("  KV", bytes_text(saved["kv_bytes"]), f"{bytes_text(saved['kv_bytes_per_token'])} a reused token")
+
+
+def _print_segments(report: dict[str, Any], console: Console) -> None:
+    if not report["segments"]:
+        return
+    console.print("\nSegments of the prompts", style="bold")
+    table = _table("segment", "prompt tokens", "minimum", "computed", "reused", "share", "seconds saved")
+    for entry in report["segments"]:
+        share = f"{entry['cached_tokens'] / entry['prompt_tokens']:.1%}" if entry["prompt_tokens"] else ""
+        saved = "" if entry["saved_seconds"] is None else f"{entry['saved_seconds']:,.2f}"
+        table.add_row(entry["segment"], *(f"{entry[name]:,}" for name in TOKEN_COUNTS), share, saved)
+    console.print(table)
+
+
+def _print_repeated(report: dict[str, Any], console: Console) -> None:
+    repeated = [entry for entry in report["repeated"] if entry["tokens"]]
+    if not repeated:
+        if report["repeated"]:
+            console.print("nothing was computed more than once")
+        return
+    console.print("\nPrompt tokens computed more than once, by cause", style="bold")
+    for entry in repeated:
+        console.print(f"{entry['tokens']:,} {entry['cause'].replace('_', ' ')} ({entry['rows']:,} rows): "
+                      f"{entry['meaning']}", highlight=False, soft_wrap=True)  # fmt: skip
 
 
 def _print_latency(report: dict[str, Any], console: Console) -> None:

@@ -69,6 +69,7 @@ const DOCUMENT_COLUMNS = [
   ["failed", failed, (row) => count(failed(row))],
   ["reused", share, (row) => percent(share(row))],
   ["seconds", (row) => row.seconds, (row) => seconds(row.seconds)],
+  ["saved s", (row) => row.saved_seconds, (row) => seconds(row.saved_seconds)],
   ["prompt tokens", (row) => row.prompt_tokens, (row) => count(row.prompt_tokens)],
   ["computed", (row) => row.computed_tokens, (row) => count(row.computed_tokens)],
   ["least possible", (row) => row.minimum_tokens, (row) => count(row.minimum_tokens)],
@@ -87,7 +88,7 @@ function documentName(row) {
   return element("a", { href: "#answers", title: row.document_hash, onclick: show }, element("bdi", {}, row.doc_id), more);
 }
 
-let documentOrder = { column: 5, descending: true };
+let documentOrder = { column: 6, descending: true };
 
 function showDocuments() {
   const { column, descending } = documentOrder;
@@ -117,13 +118,15 @@ function documentTable(shown) {
   );
   const totals = DOCUMENT_COLUMNS.map(([, , draw], place) =>
     element("td", { class: place ? "number" : "" },
-      place === 0 ? `all ${count(documents.length)} listed` : draw({ ...all, seconds: null })),
+      place === 0 ? `all ${count(documents.length)} listed` : draw({ ...all, seconds: null, saved_seconds: savedSum() })),
   );
   return element("div", { class: "scroll" }, element("table", {},
     element("thead", {}, element("tr", {}, ...heads)),
     element("tbody", {}, ...lines),
     element("tfoot", {}, element("tr", {}, ...totals))));
 }
+
+const savedSum = () => (documents.some((row) => row.saved_seconds === null) ? null : sum(documents, "saved_seconds"));
 
 function compare(left, right) {
   if (left === right) return 0;
@@ -227,14 +230,15 @@ function parsed(text) {
 }
 
 function answerBody(row) {
-  const body = element("div", { class: "body" });
+  const body = element("div", { class: "facts" });
+  const source = sourceOf(row);
   const add = (title, text) => body.append(element("h4", {}, title), element("pre", { dir: "auto" }, text));
   if (row.answer !== null) add("Answer", pretty(row.answer));
-  const quotes = Object.entries(quotesOf(row)).map(([pointer, place]) => {
-    if (!place.found) return `${pointer}: not in the document`;
-    return `${pointer}: characters ${count(place.start)} to ${count(place.end)}${place.exact ? "" : ", but for spaces or signs"}`;
-  });
-  if (quotes.length) add("Quotes", quotes.join("\n"));
+  const quotes = Object.entries(quotesOf(row));
+  if (quotes.length) {
+    body.append(element("h4", {}, "Quotes"),
+      element("ul", { class: "quotes" }, ...quotes.map(([pointer, place]) => quoteLine(pointer, place, source))));
+  }
   if (row.before !== null) add("Answer before", pretty(row.before));
   if (row.error !== null) add("Error", row.error);
   if (row.raw_text !== null) add("What the model wrote", row.raw_text);
@@ -246,8 +250,85 @@ function answerBody(row) {
     facts.push(`first token after ${seconds(row.ttft_seconds)} s, end after ${seconds(row.latency_seconds)} s`);
   }
   if (row.document_hash !== null) facts.push(`document ${row.document_hash.slice(0, 12)}`);
+  facts.push(...reuseFacts(row));
   body.append(element("p", { class: "note" }, facts.join("; ")));
-  return body;
+  return element("div", { class: source ? "body beside" : "body" }, body, ...(source ? [source.element] : []));
+}
+
+function quoteLine(pointer, place, source) {
+  if (!place.found) return element("li", {}, `${pointer}: not in the document`);
+  const said = `characters ${count(place.start)} to ${count(place.end)}${place.exact ? "" : ", but for spaces or signs"}`;
+  if (!source) return element("li", {}, `${pointer}: ${said}`);
+  return element("li", {}, `${pointer}: `,
+    element("button", { type: "button", class: "place", onclick: () => source.show(place.start) }, said));
+}
+
+/** What of a row's prompt was reused, segment by segment: what is reused is its beginning. */
+function reuseFacts(row) {
+  if (row.prompt_segments === null || row.prompt_tokens === null) return [];
+  let start = 0;
+  const parts = Object.entries(parsed(row.prompt_segments) ?? {}).map(([name, tokens]) => {
+    const reused = Math.min(Math.max(row.cached_tokens - start, 0), tokens);
+    start += tokens;
+    return `${count(reused)} of ${count(tokens)} of its ${name}`;
+  });
+  const facts = [`reused ${parts.join(", ")}`, `${count(computed(row))} computed, ${count(row.minimum_tokens)} at least`];
+  for (const [cause, tokens] of Object.entries(parsed(row.repeated_tokens) ?? {})) {
+    facts.push(`${count(tokens)} computed again: ${words(cause)}`);
+  }
+  if (row.saved_seconds !== null) facts.push(`${seconds(row.saved_seconds)} s saved`);
+  return facts;
+}
+
+// Documents beside answers
+
+/** The row's document with its quotes marked, and a way to bring one of them into view; null if the page lacks it. */
+function sourceOf(row) {
+  const text = data.document_texts[row.document_hash];
+  if (text === undefined) return null;
+  const places = Object.values(quotesOf(row)).filter((place) => place.found);
+  const marks = new Map();
+  const pre = element("pre", { dir: "auto", tabindex: "0", "aria-label": `Document ${row.doc_id}` });
+  const units = unitsOf(text, places.flatMap((place) => [place.start, place.end]));
+  let done = 0;
+  for (const place of places.sort((left, right) => left.start - right.start || right.end - left.end)) {
+    const start = Math.max(units.get(place.start), done);
+    const end = units.get(place.end);
+    const before = marks.get(place.start);
+    if (end <= start) {
+      marks.set(place.start, before ?? pre.lastElementChild); // within the mark before
+      continue;
+    }
+    const mark = element("mark", {}, text.slice(start, end));
+    pre.append(text.slice(done, start), mark);
+    marks.set(place.start, before ?? mark);
+    done = end;
+  }
+  pre.append(text.slice(done));
+  const show = (start) => {
+    const mark = marks.get(start);
+    if (mark) pre.scrollTop += mark.getBoundingClientRect().top - pre.getBoundingClientRect().top - 40;
+  };
+  const made = element("div", { class: "source" }, element("h4", {}, "Document"), pre);
+  if (places.length) requestAnimationFrame(() => show(places[0].start));
+  return { element: made, show };
+}
+
+/** Where code points stand in a text, which JavaScript counts in UTF-16 units. */
+function unitsOf(text, codePoints) {
+  const wanted = [...new Set(codePoints)].sort((left, right) => left - right);
+  const units = new Map();
+  if (!/[\ud800-\udfff]/.test(text)) return new Map(wanted.map((place) => [place, place]));
+  let unit = 0;
+  let codePoint = 0;
+  for (const place of wanted) {
+    while (codePoint < place && unit < text.length) {
+      unit += text.codePointAt(unit) > 0xffff ? 2 : 1;
+      codePoint += 1;
+    }
+    units.set(place, unit);
+  }
+  return units;
 }
 
 function pretty(text) {

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from docqa import report_page
 from docqa.report_changes import CHANGES, changed_rows
 from docqa.report_figures import report_of
 from docqa.report_levels import RowTokens, reuse_by_level
 from jobs.store import AnswerRecord, AnswerStore, RunEnding, RunRecord
-from tests.docqa.report_database import OPENING_TOKENS, START, write_run
+from tests.docqa.report_database import OPENING_TOKENS, START, WORK, write_run
 from tests.job_fixtures import sample_rows
 from tests.jobs.store_version_1 import make_store_of_version_1
 from tests.jobs.store_version_2 import make_store_of_version_2
@@ -31,7 +32,7 @@ def two_nights(tmp_path_factory):
     path = tmp_path_factory.mktemp("report") / "answers.duckdb"
     write_run(path, "first", documents=6, questions=20)
     write_run(path, "second", documents=6, questions=20, failing=0.2, changing=0.3, seed=1,
-              start=START + timedelta(days=1))  # fmt: skip
+              start=START + timedelta(days=1), evicting=0.1)  # fmt: skip
     return path
 
 
@@ -220,6 +221,10 @@ def test_check_of_a_sound_database(docqa, two_nights):
         ("UPDATE answers SET status = 'ok' WHERE run_id = 'second' AND status = 'failed'", "without an answer"),
         ("UPDATE answers SET computed_tokens = computed_tokens + 5 WHERE question_id = 'q01'", "not the prompt's"),
         ("UPDATE answers SET document_hash = NULL WHERE doc_id = 'contract-001'", "documents' prompt_tokens"),
+        ("UPDATE answers SET repeated_tokens = '{}'", "by a known cause"),
+        ("UPDATE answers SET prompt_segments = NULL WHERE question_id = 'q01'", "segments' prompt_tokens"),
+        ("UPDATE run_steps SET prompt_tokens = prompt_tokens + 1", "steps' prompt_tokens"),
+        ("UPDATE runs SET seconds = 1", "its steps took"),
     ],
 )
 def test_check_finds_what_does_not_agree(docqa, copied, statement, said):
@@ -229,6 +234,19 @@ def test_check_finds_what_does_not_agree(docqa, copied, statement, said):
     assert status == 3
     violations = json.loads(out)["violations"]
     assert any(said in sentence for sentence in violations), violations
+
+
+def test_check_reads_the_page_s_figures_back(docqa, two_nights, monkeypatch):
+    """The page is proved as it is written, not as it was meant."""
+    template = report_page.environment().get_template("report.html")
+    assert docqa("report", two_nights, "--check", "--quiet")[0] == 0
+    for name in ("prompt_tokens", "rows_failed", "minimum_tokens"):
+        with monkeypatch.context() as patch:
+            shown = lambda **values: template.render(**values | {"report": values["report"] | {name: 12345}})  # noqa: B023, E731
+            patch.setattr(report_page, "render", shown)
+            status, out, _ = docqa("report", two_nights, "--check")
+        assert status == 3
+        assert f"page's {name} sum up to 12,345" in out
 
 
 def test_check_says_a_line_for_each_thing(docqa, copied):
@@ -246,6 +264,60 @@ def test_check_after_compact(docqa, copied):
     assert report["rows_removed"] > 0
     assert docqa("report", path, "--check")[0] == 0
     assert "removed" in docqa("report", path, "--run", "first")[1]
+
+
+def test_reuse_is_told_by_segment_cause_and_what_it_saved(two_nights):
+    """Against sums over the rows, position by position."""
+    report = report_of(AnswerStore(two_nights, read_only=True), "second")
+    rows = [row for row in answers_of(two_nights) if row["prompt_tokens"] is not None]
+    expected = {name: Counter() for name in ("instructions", "document", "question")}
+    saved = Counter()
+    for row in rows:
+        start = 0
+        for name, tokens in json.loads(row["prompt_segments"]).items():
+            for place in range(start, start + tokens):
+                reused = place < row["cached_tokens"]
+                expected[name]["prompt_tokens"] += 1
+                expected[name]["cached_tokens" if reused else "computed_tokens"] += 1
+                expected[name]["minimum_tokens"] += place >= row["prompt_tokens"] - row["minimum_tokens"]
+                if reused:
+                    saved[name] += WORK.token_flops + WORK.key_flops[0] * (place + 1)
+            start += tokens
+    assert [segment["segment"] for segment in report["segments"]] == list(expected)
+    statistics = report["statistics"]
+    speed = statistics["prompt_seconds"] / statistics["prompt_flops"]
+    for segment in report["segments"]:
+        assert {name: segment[name] for name in TOKENS} == {name: expected[segment["segment"]][name] for name in TOKENS}
+        assert segment["saved_flops"] == saved[segment["segment"]]
+        assert segment["saved_seconds"] == pytest.approx(saved[segment["segment"]] * speed)
+    assert report["saved"]["seconds"] == pytest.approx(saved.total() * speed)
+    assert report["saved_seconds"] == pytest.approx(report["saved"]["seconds"])
+    assert report["saved"]["kv_bytes"] == report["cached_tokens"] * 23_040
+    assert sum(document["saved_seconds"] for document in report["documents"]) == pytest.approx(saved.total() * speed)
+    causes = {entry["cause"]: entry for entry in report["repeated"]}
+    evicted = sum(json.loads(row["repeated_tokens"]).get("evicted", 0) for row in rows)
+    assert causes["evicted"]["tokens"] == evicted == report["computed_tokens"] - report["minimum_tokens"] > 0
+    assert causes["evicted"]["rows"] == evicted / 100
+    assert sum(entry["tokens"] for entry in causes.values()) == evicted
+    assert sum(report["time_parts"].values()) == pytest.approx(report["seconds"])
+    assert report["time_parts"]["prompt_seconds"] == pytest.approx(0.6 * 0.99 * report["seconds"])
+    assert report["kv_memory"]["kv_bytes_at_peak"] == statistics["kv_pages_at_peak"] * 16 * 23_040
+
+
+def test_text_tells_reuse_causes_savings_and_memory(docqa, two_nights):
+    out = docqa("report", two_nights)[1]
+    report = json.loads(docqa("report", two_nights, "--json")[1])
+    for segment in report["segments"]:
+        counts = (segment[name] for name in ("prompt_tokens", "minimum_tokens", "computed_tokens", "cached_tokens"))
+        assert re.search(segment["segment"] + "".join(rf" +{count:,}" for count in counts), out)
+    evicted = next(entry for entry in report["repeated"] if entry["cause"] == "evicted")
+    assert f"{evicted['tokens']:,} evicted ({evicted['rows']} rows): their pages were taken" in out
+    assert re.search(rf"saved +{report['saved']['seconds']:,.2f} s +by reuse: ", out)
+    assert re.search(r"KV memory +\d+\.\d MiB +at peak; ", out)
+    for name in ("prompt", "output", "mask", "outside"):
+        assert re.search(rf"{name} +{report['time_parts'][name + '_seconds']:,.2f} s", out)
+    first = docqa("report", two_nights, "--run", "first")[1]
+    assert "nothing was computed more than once" in first
 
 
 @pytest.fixture
@@ -269,13 +341,15 @@ def quoted(tmp_path):
     return path
 
 
-def test_quotes_are_counted(docqa, quoted, two_nights):
+def test_quotes_are_counted(docqa, quoted):
     assert json.loads(docqa("report", quoted, "--json")[1])["quotes"] == {"quotes": 4, "found": 2}
     out = docqa("report", quoted)[1]
     assert re.search(r"quotes +4 +2 found in their documents", out)
     assert "1 file can't be read and was skipped: [b].parquet" in out
     assert docqa("report", quoted, "--check")[0] == 0
-    assert json.loads(docqa("report", two_nights, "--json")[1])["quotes"] is None
+    with duckdb.connect(str(quoted)) as connection:
+        connection.execute("UPDATE answers SET quotes = NULL")
+    assert json.loads(docqa("report", quoted, "--json")[1])["quotes"] is None
 
 
 @pytest.mark.parametrize("make_store", [make_store_of_version_1, make_store_of_version_2, make_store_of_version_3])
@@ -301,6 +375,8 @@ def test_a_real_run_agrees(docqa, make_job, tmp_path):
     assert report["levels"][0]["computed_tokens"] * 12 == report["levels"][0]["prompt_tokens"] > 0
     assert sum(part["rows_ok"] for part in report["timeline"]["intervals"]) == 12
     assert 0 < report["timeline"]["first_answer_seconds"] <= report["timeline"]["seconds"]
+    assert report["saved"]["seconds"] > report["time_parts"]["prompt_seconds"] > 0
+    assert all(entry["tokens"] == 0 for entry in report["repeated"])
 
 
 def test_a_user_s_mistakes_are_one_sentence(docqa, two_nights, tmp_path):
@@ -312,6 +388,9 @@ def test_a_user_s_mistakes_are_one_sentence(docqa, two_nights, tmp_path):
         ((two_nights, "--html", two_nights), "is the database"),
         ((two_nights, "--html", tmp_path), "can't be written"),
         ((two_nights, "--html", tmp_path / "page.html", "--check"), "give one of them"),
+        ((two_nights, "--documents", "job.toml"), "give --html FILE too"),
+        ((two_nights, "--documents", tmp_path / "no.toml", "--html", tmp_path / "page.html"), "can't be read"),
+        ((two_nights, "--documents", tmp_path / "no", "--html", tmp_path / "page.html"), "no"),
     ]:
         status, out, err = docqa("report", *arguments)
         assert (status, out) == (2, "")

@@ -9,13 +9,16 @@ from html.parser import HTMLParser
 
 import pytest
 
-from docqa import report_rows
-from docqa.report_charts import latency_chart, timeline_chart, tree_chart
+from docqa import report_documents, report_rows
+from docqa.report_charts import latency_chart, steps_chart, timeline_chart, tree_chart
 from docqa.report_figures import report_of
 from docqa.report_page import page_of
+from docqa.report_rows import page_data
+from jobs.source_rows import text_hash
 from jobs.store import AnswerRecord, AnswerStore, RunEnding, RunRecord
 from tests.docqa import browser as chromium
-from tests.docqa.report_database import HOSTILE, START, write_run
+from tests.docqa.report_database import HOSTILE, START, text_of, write_run
+from tests.job_fixtures import write_rows
 
 
 class Page(HTMLParser):
@@ -58,8 +61,13 @@ class Page(HTMLParser):
         ]
 
 
+def page_text(store, run_id=None, documents=None):
+    report = report_of(store, run_id)
+    return page_of(report, page_data(store, report, beside_documents=documents is not None), documents)
+
+
 def page(store, run_id=None):
-    return Page(page_of(store, report_of(store, run_id)))
+    return Page(page_text(store, run_id))
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +97,7 @@ def test_the_page_holds_the_rows_and_sums_of_the_database(two_nights):
 
 
 def test_the_page_needs_nothing_else_and_runs_only_its_own_script(two_nights):
-    text = page_of(two_nights, report_of(two_nights, None))
+    text = page_text(two_nights)
     found = Page(text)
     assert not [tag for tag, _ in found.elements if tag in ("link", "img", "iframe", "object", "base")]
     links = [attributes[name] for _, attributes in found.elements for name in ("src", "href") if name in attributes]
@@ -108,7 +116,7 @@ def test_the_page_needs_nothing_else_and_runs_only_its_own_script(two_nights):
 
 
 def test_hostile_texts_stay_texts(two_nights):
-    text = page_of(two_nights, report_of(two_nights, None))
+    text = page_text(two_nights)
     found = Page(text)
     assert HOSTILE in {row["question"] for row in found.rows}
     assert "<" not in found.texts["application/json"]
@@ -121,7 +129,7 @@ def test_what_does_not_fit_is_left_out_and_said(two_nights, monkeypatch):
     failed = {(row["doc_id"], row["question_id"]) for row in whole if row["status"] != "ok"}
     monkeypatch.setattr(report_rows, "MOST_ROW_BYTES", 14_000)
     monkeypatch.setattr(report_rows, "MOST_TEXT_CHARACTERS", 60)
-    text = page_of(two_nights, report_of(two_nights, None))
+    text = page_text(two_nights)
     found = Page(text)
     kept = [(row["doc_id"], row["question_id"]) for row in found.rows]
     assert len(failed) < len(kept) < len(whole)
@@ -139,7 +147,7 @@ def test_texts_that_grow_by_escaping_keep_the_page_small(tmp_path, monkeypatch):
     store = write_run(tmp_path / "answers.duckdb", "run", documents=5, questions=20)
     with store.writing("longer answers") as connection:
         connection.execute("UPDATE answers SET answer = to_json(repeat('<', 3000))")
-    text = page_of(store, report_of(store, None))
+    text = page_text(store)
     assert len(Page(text).texts["application/json"]) < 210_000
     assert 5 < len(Page(text).rows) < 15
 
@@ -153,12 +161,12 @@ def test_runs_with_little_to_show(tmp_path, status):
             connection.execute("DELETE FROM answers WHERE status <> 'too_long'")
             connection.execute(
                 "UPDATE runs SET prompt_tokens = 0, cached_tokens = 0, computed_tokens = 0, minimum_tokens = 0, "
-                "output_tokens = 0, rows_total = 2, rows_failed = 2"
+                "output_tokens = 0, rows_total = 2, rows_failed = 2, statistics = NULL"
             )
         assert store.check() == []
     else:
         store.begin_run(RunRecord(run_id="run", job_name="", rows_total=9 if status == "running" else 0))
-    text = page_of(store, report_of(store, None))
+    text = page_text(store)
     assert "No row reached the model." in text
     assert ("The run has not said yet how long it took." in text) == (status != "rejected")
     assert len(Page(text).rows) == (2 if status == "rejected" else 0)
@@ -178,6 +186,13 @@ def test_charts_draw_what_they_are_given(two_nights):
         if part["rows_ok"] or part["rows_failed"]
     }
     assert latency_chart(report["latency_curve"]).count("<polyline") == 2
+    steps = steps_chart(report["steps"], report["kv_memory"]["kv_pages"])
+    titles = re.findall(r"for ([\d,]+) prompt tokens, [\d.]+ s for ([\d,]+) output", steps)
+    assert 40 < len(titles) <= 120
+    for place, name in enumerate(("prompt_tokens", "output_tokens")):
+        assert sum(int(title[place].replace(",", "")) for title in titles) == report["statistics"][name]
+    assert steps.count('class="computed"') == steps.count('class="mask"') == len(titles)
+    assert steps_chart([], 1) == ""
     assert latency_chart({"ttft_seconds": [], "latency_seconds": []}) == ""
 
 
@@ -190,6 +205,72 @@ def test_of_many_documents_neighbours_are_drawn_as_one(tmp_path):
     computed = re.findall(r", a row's own: ([\d,]+) tokens computed", tree)
     own = next(level for level in report_of(store, None)["levels"] if level["level"] == "row")
     assert sum(int(tokens.replace(",", "")) for tokens in computed) == own["computed_tokens"]
+
+
+def write_input(path, documents, questions=20):
+    """The Parquet input that write_run's documents would be of."""
+    rows = [{"doc_id": f"contract-{d:03}", "document": text_of(d), "question_id": f"q{q:02}", "question": "?"}
+            for d in range(documents) for q in range(questions)]  # fmt: skip
+    write_rows(path, rows)
+
+
+def test_documents_are_read_from_the_input_by_their_hash(docqa, two_nights, tmp_path):
+    write_input(tmp_path / "rows.parquet", 4)
+    (tmp_path / "job.toml").write_text('input.documents = "rows.parquet"\nanswer.schema = "answer"\n')
+    texts = {text_hash(text_of(d)): text_of(d) for d in range(4)}
+    for source in ("job.toml", "rows.parquet"):
+        path = tmp_path / "page.html"
+        assert docqa("report", two_nights.path, "--html", path, "--documents", tmp_path / source)[0] == 0
+        assert Page(path.read_text()).data["document_texts"] == texts
+        assert "4 of 5 texts are here. 1 are not in the input any more" in path.read_text()
+    assert Page(page_text(two_nights)).data["document_texts"] == {}
+    assert "docqa report --documents JOB" in page_text(two_nights)
+
+
+def test_documents_that_do_not_fit_are_left_out_whole_and_said(two_nights, monkeypatch):
+    texts = {text_hash(text_of(d)): text_of(d) for d in range(5)}
+    first = page(two_nights).rows[0]["document_hash"]
+    monkeypatch.setattr(report_documents, "MOST_DOCUMENT_BYTES", 1_000)
+    text = page_text(two_nights, documents=texts)
+    shown = Page(text).data["document_texts"]
+    assert 0 < len(shown) < 5
+    assert first in shown
+    assert f"{len(shown)} of 5 texts are here. {5 - len(shown)} are left out" in text
+    written = json.dumps(shown, ensure_ascii=False).replace("<", "\\u003c")
+    assert len(written.encode()) <= 1_000
+
+
+@pytest.mark.skipif(not chromium.is_there(), reason="Chromium and its driver are not installed")
+def test_a_browser_shows_answers_beside_their_document(docqa, two_nights, tmp_path):
+    """Quotes are marked where they stand, also behind characters that take two of JavaScript's units."""
+    write_input(tmp_path / "rows.parquet", 5)
+    path = tmp_path / "page.html"
+    docqa("report", two_nights.path, "--run", "first", "--html", path, "--documents", tmp_path / "rows.parquet")
+    with chromium.browser() as session:
+        session.show(1100, 900)
+        session.open(path)
+        for document in (0, 1):
+            session.run(
+                "const form = document.getElementById('filters'); form.reset();"
+                f"form.elements.document.value = 'contract-00{document}'; form.dispatchEvent(new Event('input'));"
+                "document.querySelector('.answer > summary').click()"
+            )
+            shown = "return document.querySelector('.source pre').textContent"
+            assert session.run(shown) == text_of(document)
+            marks = "return [...document.querySelectorAll('.source mark')].map(mark => mark.textContent)"
+            assert session.run(marks) == ["shall keep it secret"]
+            before = "return document.querySelector('.source mark').previousSibling.textContent"
+            assert session.run(before) == text_of(document).partition("shall keep")[0]
+        session.run("document.querySelector('.quotes button').click()")
+        body = session.run("return document.querySelector('.answer .facts').innerText")
+        assert "reused 120 of 120 of its instructions, " in body
+        assert re.search(r"\d+\.\d\d s saved", body)
+        wide = "return document.querySelector('.source').getBoundingClientRect()"
+        beside = session.run(wide)["left"]
+        session.show(375, 800, "dark")
+        assert session.run(wide)["left"] < beside / 2  # below the answer
+        assert session.run("return document.documentElement.scrollWidth") == 375
+        assert session.console() == []
 
 
 @pytest.mark.skipif(not chromium.is_there(), reason="Chromium and its driver are not installed")
@@ -221,7 +302,8 @@ def test_a_browser_shows_10000_rows(docqa, tmp_path):
     write_run(database, "first", documents=500, questions=20)
     write_run(database, "second", documents=500, questions=20, failing=0.03, changing=0.02, seed=1,
               start=START + timedelta(days=1))  # fmt: skip
-    status, out, err = docqa("report", database, "--html", path)
+    write_input(tmp_path / "rows.parquet", 500, questions=1)
+    status, out, err = docqa("report", database, "--html", path, "--documents", tmp_path / "rows.parquet")
     assert (status, out) == (0, "")
     assert f"the report is in {path}" in err
     assert path.stat().st_size < 15_000_000
@@ -236,6 +318,7 @@ def test_a_browser_shows_10000_rows(docqa, tmp_path):
         totals = session.run("return [...document.querySelectorAll('#document-list tfoot td')].map(c => c.textContent)")
         assert totals == [
             "all 500 listed", "10,000", f"{report['rows_failed']:,}", f"{100 * report['reused_share']:.1f} %", "",
+            f"{report['saved']['seconds']:,.2f}",
             f"{report['prompt_tokens']:,}", f"{report['computed_tokens']:,}", f"{report['minimum_tokens']:,}",
         ]  # fmt: skip
 
