@@ -101,8 +101,8 @@ class SegmentedPrompt:
         """
         return {
             "instructions": len(self.prefix.opening),
-            "document": len(self.prefix.document),
-            "question": len(self.rest),
+            "document": self.used_document_tokens,
+            "question": len(self.rest) - self.document_tokens_in_rest,
         }
 
     def ids(self) -> np.ndarray:

@@ -55,6 +55,8 @@ def test_a_long_document_is_cut_to_fit_and_what_was_used_is_recorded(make_job):
     # Each longer question leaves so much less for the document.
     assert [found[0][3] - row[3] for row in found[:4]] == [len(" Please.") * number for number in range(4)]
     assert all(used == document for _, _, document, used in found[4:])
+    assert query(outcome.database, "SELECT DISTINCT CAST(prompt_segments->>'document' AS BIGINT) - used_document_tokens "
+                 "FROM answers") == [(0,)]  # fmt: skip
     # The beginnings of one document are one path of the prefix tree, so every position is computed once.
     assert record.computed_tokens == record.minimum_tokens
     prompts = [planned.prompt for planned in plan.rows]

@@ -57,7 +57,7 @@ def test_buckets_lose_nothing_and_are_few(steps, most, together):
 def database(make_job, tmp_path):
     path = make_job(sample_rows(3, 4))
     outcome = run(path)
-    assert outcome.exit_status == 0
+    assert outcome.exit_status == 0, outcome.run.error
     return tmp_path / "answers.duckdb", outcome.run
 
 
