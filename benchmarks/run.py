@@ -37,9 +37,11 @@ SWITCHES = {
     "reuse": {"reuse": False},
     "native": {"attention": "torch"},
     "order": {},
+    "confidence": {},
     "determinism": {"deterministic": False},
 }
-"""What can be left out, and the engine settings that do it; the order is left out by running rows as they came."""
+"""What can be left out, and the engine settings that do it; the order is left out by running rows as they came, and
+confidence by not asking for it."""
 
 
 def main() -> None:
@@ -62,7 +64,7 @@ def main() -> None:
     if arguments.compare:
         variants = [[], leave_out]
     first_answers: dict[int, list[int]] | None = None
-    for without in variants:
+    for without in variants * arguments.repeat:
         settings = engine_settings(job, model, prepared.plan, dtype, "cpu")
         for name in without:
             settings = replace(settings, **SWITCHES[name])
@@ -72,7 +74,9 @@ def main() -> None:
             settings = replace(settings, kv_pages=max(1, round(settings.kv_pages * arguments.pool)))
         engine = make_engine_of(decoder, model, settings, dtype, "cpu")
         for temperature in ("cold", "warm")[: 1 + arguments.warm]:
-            result, answers = measure(engine, prepared, ordered="order" not in without)
+            result, answers = measure(
+                engine, prepared, ordered="order" not in without, confidence="confidence" not in without
+            )
             first_answers = first_answers or answers
             result["rows_that_differ"] = sum(answers[i] != first_answers[i] for i in answers)
             result |= {"workload": arguments.workload, "without": without, "cache": temperature, "dtype": str(dtype)}
@@ -100,9 +104,12 @@ def export(prepared: PreparedJob, path: Path) -> None:
     path.write_text(json.dumps(content))
 
 
-def measure(engine: Engine, prepared: PreparedJob, *, ordered: bool) -> tuple[dict[str, Any], dict[int, list[int]]]:
+def measure(
+    engine: Engine, prepared: PreparedJob, *, ordered: bool, confidence: bool = True
+) -> tuple[dict[str, Any], dict[int, list[int]]]:
     """Answer every row of the plan once; `ordered` False runs the rows as the input has them.
 
+    `confidence` asks for the probability of every token, as jobs do unless told otherwise.
     Returns the figures, and the output tokens by the row's place in the plan.
     """
     planned = prepared.plan.rows
@@ -110,7 +117,14 @@ def measure(engine: Engine, prepared: PreparedJob, *, ordered: bool) -> tuple[di
     order = range(len(planned)) if ordered else sorted(range(len(planned)), key=lambda i: place[id(planned[i].row)])
     sampling = SamplingParameters(max_tokens=prepared.job.sampling.max_tokens)
     requests = [
-        Request(i, planned[i].prompt, sampling, planned[i].schema.grammar, planned[i].schema.grammar.shortest_tokens)
+        Request(
+            i,
+            planned[i].prompt,
+            sampling,
+            planned[i].schema.grammar,
+            planned[i].schema.grammar.shortest_tokens,
+            log_probabilities=confidence,
+        )
         for i in order
     ]
     before = replace(engine.statistics)
@@ -168,6 +182,7 @@ def _figures(
         "rows_per_step": step_rows / max(steps, 1),
         "prefill_seconds": after.prefill_seconds - before.prefill_seconds,
         "decode_seconds": after.decode_seconds - before.decode_seconds,
+        "log_probability_seconds": after.log_probability_seconds - before.log_probability_seconds,
         "drafted_tokens": after.drafted_tokens - before.drafted_tokens,
         "accepted_tokens": after.accepted_tokens - before.accepted_tokens,
         "peak_pages": after.peak_pages,
@@ -238,6 +253,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--without", help=f"leave out, comma-separated: {', '.join(SWITCHES)}")
     parser.add_argument("--ablation", action="store_true", help="everything, then without each switch in turn")
     parser.add_argument("--compare", action="store_true", help="run with everything, then without what --without names")
+    parser.add_argument("--repeat", type=int, default=1, help="run the variants so many times, in turn")
     parser.add_argument("--export", metavar="FILE", help="write the prompts as text for other engines, and stop")
     parser.add_argument("--pool", type=float, help="KV pages as a share of what the work could use")
     parser.add_argument("--warm", action="store_true", help="run again on the warm cache")

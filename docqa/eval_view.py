@@ -53,6 +53,9 @@ def print_evaluation(found: dict[str, Any], console: Console) -> None:
     for one in found["properties"]:
         if "classes" in one:
             _print_classes(one, console)
+    for one in found["properties"]:
+        if one["calibration"] is not None:
+            _print_calibration(one, console)
     for group, name in (("by_document", "doc_id"), ("by_question", "question_id")):
         _print_groups(found[group], name, console)
     if "comparison" in found:
@@ -87,6 +90,23 @@ def _print_classes(one: dict[str, Any], console: Console) -> None:
     console.print(table)
     if len(one["classes"]) > SHOWN_CLASSES:
         _say(console, f"and {len(one['classes']) - SHOWN_CLASSES} more classes; --json has them all")
+
+
+def _print_calibration(one: dict[str, Any], console: Console) -> None:
+    figures = one["calibration"]
+    _heading(
+        console,
+        f"Calibration of {one['property'] or 'the answer'}",
+        f"{figures['rows']:,} answers, mean confidence {_share(figures['mean_confidence'])}, right "
+        f"{_share(figures['accuracy'])}; expected calibration error "
+        f"{_share(figures['expected_calibration_error'])}, Brier score {figures['brier_score']:.3f}",
+    )
+    table = _table("confidence", "rows", "mean", "right")
+    for part in figures["bins"]:
+        if part["rows"]:
+            shares = (_share(part["mean_confidence"]), _share(part["accuracy"]))
+            table.add_row(f"{part['from']:.0%} to {part['to']:.0%}", f"{part['rows']:,}", *shares)
+    console.print(table)
 
 
 def _print_groups(groups: Sequence[dict[str, Any]], name: str, console: Console) -> None:

@@ -81,6 +81,7 @@ class EngineStatistics:
     prefill_seconds: float = 0.0  # steps that computed any prompt token
     decode_seconds: float = 0.0  # steps that did not
     mask_seconds: float = 0.0  # of both, to write the masks of grammars
+    log_probability_seconds: float = 0.0  # of both, to say how likely tokens were
 
 
 class Engine:
@@ -314,6 +315,7 @@ class Engine:
         statistics.drafted_tokens = self._token_draw.counts.drafted
         statistics.accepted_tokens = self._token_draw.counts.accepted
         statistics.mask_seconds = self._token_draw.counts.mask_seconds
+        statistics.log_probability_seconds = self._token_draw.counts.log_probability_seconds
         if step.prompt_rows:
             statistics.prefill_seconds += seconds
         else:

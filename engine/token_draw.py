@@ -24,13 +24,14 @@ FEW_CHOICES = 128
 class DrawCounts:
     """`drawn` tokens were added to answers; `drafted` were guessed, of which `accepted` were right.
 
-    `mask_seconds` went to masks.
+    `mask_seconds` went to masks, `log_probability_seconds` to say how likely tokens were.
     """
 
     drawn: int = 0
     drafted: int = 0
     accepted: int = 0
     mask_seconds: float = 0.0
+    log_probability_seconds: float = 0.0
 
 
 class TokenDraw:
@@ -85,14 +86,14 @@ class TokenDraw:
             np.flatnonzero(allowed_counts <= FEW_CHOICES) if self._runner.has_partial_logits else np.empty(0, np.int64)
         )
         if masks is None or len(few) == 0:
-            return _draw(self._runner.logits(hidden), masks, parameters, indices, weigh=weigh)
+            return self._draw(self._runner.logits(hidden), masks, parameters, indices, weigh=weigh)
         tokens = np.empty(len(allowed_counts), dtype=np.int64)
         log_probabilities = np.zeros(len(allowed_counts))
         many = np.flatnonzero(allowed_counts > FEW_CHOICES)
         for rows, choices in ((few, _tokens_in(np.bitwise_or.reduce(masks[few], axis=0))), (many, None)):
             if len(rows) == 0 or (choices is not None and len(choices) == 0):
                 continue
-            drawn, log_probabilities[rows] = _draw(
+            drawn, log_probabilities[rows] = self._draw(
                 self._runner.logits(hidden[torch.from_numpy(rows)], choices),
                 masks[rows] if choices is None else _narrow(masks[rows], choices),
                 [parameters[row] for row in rows.tolist()],
@@ -100,6 +101,23 @@ class TokenDraw:
                 weigh=weigh,
             )
             tokens[rows] = drawn if choices is None else choices[drawn]
+        return tokens, log_probabilities
+
+    def _draw(
+        self,
+        logits: torch.Tensor,
+        masks: np.ndarray | None,
+        parameters: Sequenced[SamplingParameters],
+        indices: Sequenced[int],
+        *,
+        weigh: bool,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        tokens = np.array(sample(logits, masks, parameters, indices), dtype=np.int64)
+        if not weigh:
+            return tokens, np.zeros(len(tokens))
+        started = time.monotonic()
+        log_probabilities = token_log_probabilities(logits, masks, tokens)
+        self.counts.log_probability_seconds += time.monotonic() - started
         return tokens, log_probabilities
 
     def _masks(self, sequences: Sequenced[Sequence], vocabulary_size: int) -> tuple[np.ndarray | None, np.ndarray]:
@@ -182,19 +200,6 @@ class TokenDraw:
             if reason is not None:
                 return reason
         return None
-
-
-def _draw(
-    logits: torch.Tensor,
-    masks: np.ndarray | None,
-    parameters: Sequenced[SamplingParameters],
-    indices: Sequenced[int],
-    *,
-    weigh: bool,
-) -> tuple[np.ndarray, np.ndarray]:
-    """One token a row as `sample` draws it, and with `weigh` its log-probability, else 0."""
-    tokens = np.array(sample(logits, masks, parameters, indices), dtype=np.int64)
-    return tokens, token_log_probabilities(logits, masks, tokens) if weigh else np.zeros(len(tokens))
 
 
 def _tokens_in(words: np.ndarray) -> np.ndarray:

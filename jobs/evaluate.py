@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jobs.errors import InputError, OutputError
@@ -22,19 +22,24 @@ from jobs.evaluate_scores import (
     score,
 )
 from jobs.store import AnswerStore
+from jobs.store_schema import CONFIDENCE_VERSION
 
 _KNOWN_RUNS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A row of the answers as evaluation needs it: `value` is the parsed answer, `gold` what the input row had."""
+    """A row of the answers as evaluation needs it: `value` is the parsed answer, `gold` what the input row had.
+
+    `confidence` is the parsed column of the answers: by property, or of a whole answer one number.
+    """
 
     key: Key
     schema_name: str | None
     status: str
     value: Any
     gold: Any
+    confidence: Any = None
 
     @property
     def is_ok(self) -> bool:
@@ -85,15 +90,17 @@ def read_answers(store: AnswerStore, run_id: str | None = None) -> AnswerSet:
         known = ", ".join(run.run_id for run in store.runs()[:_KNOWN_RUNS])
         raise OutputError(f"{store.path} has no run {run_id}; it has {known or 'none yet'}")
     table, values = ("latest_answers", []) if run_id is None else ("answers WHERE run_id = ?", [run_id])
+    confidence = "confidence" if store.version >= CONFIDENCE_VERSION else "NULL"
     with store.reading() as connection:
         rows = connection.execute(
-            f"SELECT doc_id, question_id, schema_name, status, answer, json_extract(extra, '/gold') FROM {table}",
+            f"SELECT doc_id, question_id, schema_name, status, answer, json_extract(extra, '/gold'), {confidence} "
+            f"FROM {table}",
             values,
         ).fetchall()
         schemas = dict(connection.execute("SELECT schema_name, schema FROM docqa_schemas").fetchall())
     answers = [
-        Answer((doc_id, question_id), schema_name, status, _parsed(answer), _parsed(gold))
-        for doc_id, question_id, schema_name, status, answer, gold in rows
+        Answer((doc_id, question_id), schema_name, status, _parsed(answer), _parsed(gold), _parsed(confidence))
+        for doc_id, question_id, schema_name, status, answer, gold, confidence in rows
     ]
     answers.sort(key=lambda answer: answer.key)
     types: dict[str | None, list[PropertyType]] = {}
@@ -157,11 +164,11 @@ class _Judge:
         scores = []
         wanted = self._wanted(answer, gold)
         for property_type, value in wanted:
-            predicted = answer.value
-            if property_type.name is not None:
-                predicted = answer.value.get(property_type.name) if isinstance(answer.value, dict) else None
+            predicted = _member(answer.value, property_type.name)
+            confidence = _member(answer.confidence, property_type.name) if answer.is_ok else None
             try:
-                scores.append(score(property_type, value, predicted, answer.is_ok, self.tolerance))
+                scored = score(property_type, value, predicted, answer.is_ok, self.tolerance)
+                scores.append(replace(scored, confidence=confidence))
             except GoldMismatch as mismatch:
                 self.evaluation.defects.append(GoldDefect("value", *answer.key, str(mismatch)))
         if scores or not wanted:
@@ -226,6 +233,13 @@ def _fits_most(property_type: PropertyType, values: Sequence[Any]) -> bool:
             continue
         fit += 1
     return 2 * fit > len(values)
+
+
+def _member(value: Any, name: str | None) -> Any:
+    """A top-level property's part; of None the whole."""
+    if name is None:
+        return value
+    return value.get(name) if isinstance(value, dict) else None
 
 
 def _parsed(text: str | None) -> Any:

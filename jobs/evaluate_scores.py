@@ -61,7 +61,7 @@ class Score:
     """A value against its gold. `golds` are the right values, of which one is enough; the first that matches is first.
 
     `answered` is False where the row has no valid answer: it is then wrong. `f1` is of a text, `error` the distance of
-    a number from the nearest gold.
+    a number from the nearest gold. `confidence` is how sure the model was, if that is known.
     """
 
     property: PropertyType
@@ -71,6 +71,7 @@ class Score:
     correct: bool
     f1: float | None = None
     error: float | None = None
+    confidence: float | None = None
 
 
 class GoldMismatch(ValueError):

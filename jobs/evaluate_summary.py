@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jobs.evaluate import Evaluation, RowScore
+from jobs.evaluate_calibration import calibration
 from jobs.evaluate_scores import Kind, PropertyType, Score, label_key
 
 NO_ANSWER = "(no answer)"
@@ -58,6 +59,7 @@ def property_summary(property_type: PropertyType, scores: Sequence[Score]) -> di
         "correct": sum(score.correct for score in scores),
         "accuracy": _mean(score.correct for score in scores),
         "accuracy_of_answered": _mean(score.correct for score in answered),
+        "calibration": _calibration(answered),
     }
     if property_type.kind is Kind.TEXT:
         figures["exact_match"] = figures["accuracy"]
@@ -69,6 +71,11 @@ def property_summary(property_type: PropertyType, scores: Sequence[Score]) -> di
     elif property_type.kind is Kind.LABEL:
         figures |= _classes(property_type, scores)
     return figures
+
+
+def _calibration(scores: Sequence[Score]) -> dict[str, Any] | None:
+    known = [(score.confidence, score.correct) for score in scores if score.confidence is not None]
+    return calibration([confidence for confidence, _ in known], [correct for _, correct in known])
 
 
 def _classes(property_type: PropertyType, scores: Sequence[Score]) -> dict[str, Any]:

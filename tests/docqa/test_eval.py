@@ -29,6 +29,25 @@ def test_tables_and_json(docqa, tmp_path):
     assert (found["accuracy"], found["properties"][0]["property"]) == (0.5, "verdict")
 
 
+def test_calibration_is_a_table(docqa, tmp_path):
+    path = tmp_path / "answers.duckdb"
+    sure = [{"verdict": 0.95, "quote": 0.01}, {"verdict": 0.93}, {"verdict": 0.05}, None]
+    write_run(path, rows(["true", "true", "true", None]), VERDICT, confidences=sure)
+    _, out, _ = docqa("eval", path)
+    part = out[out.index("Calibration of verdict") :].splitlines()
+    assert (
+        part[1] == "3 answers, mean confidence 64.3%, right 33.3%; expected calibration error 31.0%, Brier score 0.290"
+    )
+    assert [line.split() for line in part[3:5]] == [
+        ["0%", "to", "10%", "1", "5.0%", "0.0%"],
+        ["90%", "to", "100%", "2", "94.0%", "50.0%"],
+    ]
+    found = json.loads(docqa("eval", path, "--json")[1])["properties"][0]["calibration"]
+    assert (found["rows"], len(found["bins"])) == (3, 10)
+    write_run(tmp_path / "none.duckdb", rows(["true"]), VERDICT)
+    assert "Calibration" not in docqa("eval", tmp_path / "none.duckdb")[1]
+
+
 def test_gold_of_a_file_and_two_runs(docqa, tmp_path):
     path, gold = tmp_path / "answers.duckdb", tmp_path / "gold.parquet"
     write_run(path, rows(["true", None, "true"]), VERDICT)

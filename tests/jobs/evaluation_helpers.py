@@ -16,8 +16,11 @@ VERDICT = {
 ANSWER = {"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"]}
 
 
-def write_run(path, answers, schema, *, run_id="r1", schema_name="verdict"):
-    """`answers`: (doc_id, question_id, answer value or None for a failed row, gold or None)."""
+def write_run(path, answers, schema, *, run_id="r1", schema_name="verdict", confidences=None):
+    """`answers`: (doc_id, question_id, answer value or None for a failed row, gold or None).
+
+    `confidences`: JSON-ready, one a row, None for unknown.
+    """
     store = AnswerStore(path)
     store.begin_run(RunRecord(run_id=run_id, rows_total=len(answers)))
     if schema is not None:
@@ -33,8 +36,11 @@ def write_run(path, answers, schema, *, run_id="r1", schema_name="verdict"):
                 status="truncated" if value is None else "ok",
                 answer=None if value is None else json.dumps(value, ensure_ascii=False),
                 extra=None if gold is None else json.dumps({"topic": "t", "gold": gold}),
+                confidence=None if confidence is None else json.dumps(confidence),
             )
-            for doc_id, question_id, value, gold in answers
+            for (doc_id, question_id, value, gold), confidence in zip(
+                answers, confidences or [None] * len(answers), strict=True
+            )
         ]
     )
     store.finish_run(RunEnding(run_id=run_id, status="finished"))
