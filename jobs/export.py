@@ -15,10 +15,13 @@ from jobs.errors import OutputError
 from jobs.schema_types import quote_identifier, quote_literal
 from jobs.store import AnswerStore
 from jobs.store_connection import free_space_note
-from jobs.store_schema import TABLES, typed_columns
+from jobs.store_schema import TABLES
+from jobs.store_views import long_answers, typed_columns
 
 FORMATS = {".parquet": "FORMAT parquet, COMPRESSION zstd", ".jsonl": "FORMAT json", ".csv": "FORMAT csv, HEADER"}
 """How DuckDB writes a file, by the end of its name."""
+
+_LONGEST_DECIMAL = "DECIMAL(38, 0)"
 
 _OWN_COLUMNS = ("request_digest", "request_parts")
 """By which docqa knows what changed; nobody else can read them."""
@@ -48,8 +51,9 @@ def export(
 
     `schema_name`: only the valid answers of that schema, a typed column for each property. Rows are sorted by key and
     attempt. Times are UTC; in JSON Lines and CSV, which have no such type, ISO 8601 ending in Z. In CSV, lists, objects
-    and JSON are JSON texts, and NULL is empty where an empty text is `""`. Integers beyond 64 bits are text in Parquet.
-    What is at `path` is replaced when the new file is complete. Raises OutputError.
+    and JSON are JSON texts, and NULL is empty where an empty text is `""`. In Parquet, which has no wider integers,
+    columns beyond 64 bits are decimals, or text if 38 digits are not enough. What is at `path` is replaced when the new
+    file is complete. Raises OutputError.
     """
     suffix = path.suffix.lower()
     if suffix not in FORMATS:
@@ -61,7 +65,7 @@ def export(
     with store.reading() as connection, _replacing(path) as staging:
         query = _query(connection, store, schema_name, all_attempts)
         described = connection.execute(f"DESCRIBE {query.sql}").fetchall()
-        columns = [_expression(name, kind, suffix) for name, kind, *_ in described]
+        columns = [_expression(connection, query.sql, name, kind, suffix) for name, kind, *_ in described]
         order = ", ".join(f"rows.{quote_identifier(name)}" for name in query.order)
         try:
             copied = connection.execute(
@@ -94,7 +98,7 @@ def _query(
     view, schema = schemas[schema_name]
     if not all_attempts:
         return _Query(f"SELECT * FROM {quote_identifier(view)}", ("doc_id", "question_id"))
-    typed = typed_columns(json.loads(schema))
+    typed = typed_columns(json.loads(schema), long_answers(connection, schema_name))
     taken = {name.lower() for name in typed}
     run_id, attempt = (f"docqa_{name}" if name in taken else name for name in ("run_id", "attempt"))
     columns = ["doc_id", "question_id", f"run_id AS {run_id}", f"attempt AS {attempt}"]
@@ -113,11 +117,15 @@ def _whole_answers(connection: duckdb.DuckDBPyConnection) -> str:
     return f"(SELECT {', '.join(['*', *missing])} FROM answers)"
 
 
-def _expression(name: str, kind: str, suffix: str) -> str:
+def _expression(connection: duckdb.DuckDBPyConnection, sql: str, name: str, kind: str, suffix: str) -> str:
     """A column as the format can hold it."""
     column = quote_identifier(name)
     if suffix == ".parquet":
-        return f"CAST({column} AS VARCHAR) AS {column}" if kind == "HUGEINT" else column
+        if kind != "HUGEINT":
+            return column
+        too_long = f"FROM ({sql}) WHERE {column} IS NOT NULL AND TRY_CAST({column} AS {_LONGEST_DECIMAL}) IS NULL"
+        held = not connection.execute(f"SELECT 1 {too_long} LIMIT 1").fetchall()
+        return f"CAST({column} AS {_LONGEST_DECIMAL if held else 'VARCHAR'}) AS {column}"
     if kind == "TIMESTAMP":
         return f"strftime({column}, '%Y-%m-%dT%H:%M:%S.%fZ') AS {column}"
     if suffix == ".csv" and (kind.endswith("[]") or kind.startswith("STRUCT")):

@@ -17,7 +17,6 @@ _MAXIMUM_VISITS = 2_000
 """Subschemas looked at for one column. References can multiply without end; such a column is JSON."""
 
 _INT64 = 2**63
-_INT128 = 2**127
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +282,7 @@ def _integer_type(branch: dict[str, Any]) -> str:
     ]
     bounds += [abs(value) for value in _listed_values(branch) or [] if isinstance(value, (int, float))]
     largest = max(bounds, default=0)
-    return "BIGINT" if largest < _INT64 else "HUGEINT" if largest < _INT128 else "DOUBLE"
+    return "BIGINT" if largest < _INT64 else "HUGEINT"
 
 
 def _listed_values(branch: dict[str, Any]) -> list[Any] | None:

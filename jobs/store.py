@@ -20,8 +20,10 @@ from jobs.schema_types import Schema
 from jobs.store_check import violations
 from jobs.store_connection import DatabaseFile, OutputBusy
 from jobs.store_records import AnswerRecord, DocumentRecord, KeyState, RunRecord, clean_text, run_from_row
-from jobs.store_schema import STORE_VERSION, create_or_check, define_views, is_complete, store_version
+from jobs.store_schema import STORE_VERSION, create_or_check, is_complete, store_version
+from jobs.store_views import define_views, widen_views
 from jobs.store_writes import AnswerBatch, add_run, end_run, mark_killed_runs, write_step, write_steps
+from jobs.wide_integers import has_long_number
 
 __all__ = ["AnswerRecord", "AnswerStore", "DocumentRecord", "KeyState", "OutputBusy", "RunEnding", "RunRecord"]
 
@@ -87,7 +89,9 @@ class AnswerStore:
             return 0
         ready = AnswerBatch(batch, documents)
         with self.writing("writing answers") as connection:
-            return ready.write(connection, self.path)
+            added = ready.write(connection, self.path)
+        self._widen_views(batch)
+        return added
 
     def publish(self, records: Sequence[JournalRecord]) -> int:
         """Write the records of a journal in their order, in one transaction; returns the answers added.
@@ -102,7 +106,19 @@ class AnswerStore:
             connection.execute("COMMIT")
             if schemas:
                 define_views(connection, schemas)
+        self._widen_views(records)
         return added
+
+    def _widen_views(self, records: Sequence[JournalRecord]) -> None:
+        long: dict[str, list[str]] = {}
+        for record in records:
+            if not isinstance(record, AnswerRecord) or record.status != "ok":
+                continue
+            if record.schema_name is not None and record.answer is not None and has_long_number(record.answer):
+                long.setdefault(record.schema_name, []).append(record.answer)
+        if long:
+            with self._connection(writing=True, doing="widening the views of schemas") as connection:
+                widen_views(connection, long)
 
     def define_schema_views(self, schemas: dict[str, Schema]) -> dict[str, str]:
         """Create or renew `answers_<schema>` for each schema by name; returns the views' names by the schemas'."""

@@ -1,18 +1,14 @@
-"""Tables and views of the output database, their version, and the views of typed answers."""
+"""Tables and views of the output database, their version, and how an older one is brought to it."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Collection
-from typing import Any
 
 import duckdb
 
 from jobs.errors import OutputError
-from jobs.quote_answers import quote_columns
-from jobs.schema_types import Schema, answer_columns, quote_identifier, quote_literal
-from jobs.validate import canonical_schema
+from jobs.schema_types import quote_identifier
+from jobs.store_views import long_answers, table_columns, view_query
 
 STORE_VERSION = 4
 """What changed: 2 added `answers.request_parts` and `runs.rows_removed`; 3 `answers.quotes` and `runs.bad_files`; 4
@@ -167,7 +163,7 @@ def create_or_check(connection: duckdb.DuckDBPyConnection, path: object) -> None
     version = store_version(connection, path)
     if version == STORE_VERSION and is_complete(connection, version):
         return
-    existing = _columns(connection)
+    existing = table_columns(connection)
     if version is None:
         foreign = sorted(name for name in (*TABLES, *VIEWS) if name in existing)
         if foreign:
@@ -199,14 +195,14 @@ def _migrate(connection: duckdb.DuckDBPyConnection, version: int) -> None:
     for name, query in VIEWS.items():
         connection.execute(f"CREATE OR REPLACE VIEW {name} AS {query}")
     for name, view, text in connection.execute("SELECT schema_name, view_name, schema FROM docqa_schemas").fetchall():
-        query = _view_query(name, json.loads(text))
+        query = view_query(name, json.loads(text), long_answers(connection, name))
         connection.execute(f"CREATE OR REPLACE VIEW {quote_identifier(view)} AS {query}")
     connection.execute("UPDATE docqa_meta SET value = ? WHERE key = 'store_version'", [str(STORE_VERSION)])
 
 
 def is_complete(connection: duckdb.DuckDBPyConnection, version: int) -> bool:
     """Whether every table and view of a version is there."""
-    existing = _columns(connection)
+    existing = table_columns(connection)
     later = {name for added, names in _ADDED_NAMES.items() if added > version for name in names}
     return all(name in existing for name in (*TABLES, *VIEWS) if name not in later)
 
@@ -216,7 +212,7 @@ def store_version(connection: duckdb.DuckDBPyConnection, path: object) -> int | 
 
     Raises OutputError for a newer store, and for one whose tables were changed.
     """
-    existing = _columns(connection)
+    existing = table_columns(connection)
     if "docqa_meta" not in existing:
         return None
     if existing["docqa_meta"] != list(TABLES["docqa_meta"]):
@@ -235,92 +231,6 @@ def store_version(connection: duckdb.DuckDBPyConnection, path: object) -> int | 
         if name in existing and existing[name] != expected:
             raise OutputError(f"{path}: the columns of the table {name} were changed; name another output.database")
     return version
-
-
-def define_views(connection: duckdb.DuckDBPyConnection, schemas: dict[str, Schema]) -> dict[str, str]:
-    """Create or renew the view of each schema; returns the view's name by the schema's.
-
-    A schema keeps its view's name for ever (docqa_schemas remembers it). Nothing is written when nothing changed.
-    """
-    known: dict[str, tuple[str, str]] = {
-        name: (view, schema)
-        for name, view, schema in connection.execute(
-            "SELECT schema_name, view_name, schema FROM docqa_schemas"
-        ).fetchall()
-    }
-    existing = {name.lower() for name in _columns(connection)}
-    taken = existing | {view.lower() for view, _ in known.values()}
-    names: dict[str, str] = {}
-    connection.execute("BEGIN")
-    changed = False
-    for schema_name, schema in schemas.items():
-        text = canonical_schema(schema)
-        view, stored = known.get(schema_name, (None, None))
-        if view is None:
-            view = _free_name(schema_name, taken)
-            taken.add(view.lower())
-        names[schema_name] = view
-        if stored == text and view.lower() in existing:
-            continue
-        changed = True
-        connection.execute(f"CREATE OR REPLACE VIEW {quote_identifier(view)} AS {_view_query(schema_name, schema)}")
-        connection.execute("DELETE FROM docqa_schemas WHERE schema_name = ?", [schema_name])
-        connection.execute("INSERT INTO docqa_schemas VALUES (?, ?, ?)", [schema_name, view, text])
-    connection.execute("COMMIT")
-    if changed:
-        connection.execute("CHECKPOINT")
-    return names
-
-
-def typed_columns(schema: Schema) -> dict[str, str]:
-    """The columns that a schema's answers have, as SQL over `answers` by name.
-
-    Its properties, the places of its quotes, and the confidence of each property. None of the latter takes a property's
-    name: it gets a number then.
-    """
-    properties = answer_columns(schema)
-    columns = {column.name: column.expression() for column in properties}
-    taken = {name.lower() for name in columns}
-    confidences = [(f"{column.name}_confidence", column.confidence_expression()) for column in properties]
-    for wanted, expression in quote_columns(schema) + confidences:
-        name = _free(wanted, taken)
-        taken.add(name.lower())
-        columns[name] = expression
-    return columns
-
-
-def _view_query(schema_name: str, schema: Schema) -> str:
-    columns = ["doc_id", "question_id"]
-    columns += [f"{expression} AS {quote_identifier(name)}" for name, expression in typed_columns(schema).items()]
-    return (
-        f"SELECT {', '.join(columns)} FROM latest_answers "
-        f"WHERE status = 'ok' AND schema_name = {quote_literal(schema_name)}"
-    )
-
-
-def _free_name(schema_name: str, taken: set[str]) -> str:
-    """`answers_<schema>`, runs of other than letters, digits and underscores as one underscore; a suffix if taken."""
-    return _free("answers_" + (re.sub(r"\W+", "_", schema_name)[:80] or "schema"), taken)
-
-
-def _free(wanted: str, taken: Collection[str]) -> str:
-    """A name that is not among `taken`, which are in lower case: itself, or with the first free number from 2."""
-    candidate, number = wanted, 2
-    while candidate.lower() in taken:
-        candidate, number = f"{wanted}_{number}", number + 1
-    return candidate
-
-
-def _columns(connection: duckdb.DuckDBPyConnection) -> dict[str, list[str]]:
-    """The columns of every table and view of the main schema, in their order."""
-    found: dict[str, list[str]] = {}
-    rows: list[Any] = connection.execute(
-        "SELECT table_name, column_name FROM duckdb_columns() WHERE NOT internal AND schema_name = 'main' "
-        "AND database_name = current_database() ORDER BY table_name, column_index"
-    ).fetchall()
-    for table, column in rows:
-        found.setdefault(table.lower(), []).append(column)
-    return found
 
 
 TOTALS = {

@@ -1,6 +1,7 @@
 import csv
 import json
 from datetime import UTC, datetime
+from decimal import Decimal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -61,7 +62,7 @@ def test_parquet_has_typed_columns(store, tmp_path):
     assert pa.types.is_list(kinds["names"])
     assert pa.types.is_struct(kinds["place"])
     (row,) = table.to_pylist()
-    values = {"doc_id": "d2", "question_id": "q", "label": "no", "huge": str(10**29), "free": '{"x":[1]}'}
+    values = {"doc_id": "d2", "question_id": "q", "label": "no", "huge": Decimal(10**29), "free": '{"x":[1]}'}
     assert row == ANSWER | values | dict.fromkeys(confidences)
 
 

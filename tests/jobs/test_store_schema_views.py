@@ -97,7 +97,7 @@ def test_typed_columns(store, path):
     assert query(path, VALUES + "answers_verdict ORDER BY doc_id") == [
         ("d1", "q1", 'says "so"\n\0', "Yes", True, 3, 0.25, ["a", 'b"', "Ä"], {"page": 7, "a.b": "x"}, '"No"'),
         ("d2", "q1", *[None] * 8),
-        ("d3", "q1", None, None, None, None, 1.0, None, None, "1"),
+        ("d3", "q1", None, None, None, 10**30, 1.0, None, None, "1"),
     ]
     assert query(path, "SELECT place.page, place['a.b'] FROM answers_verdict WHERE doc_id = 'd1'") == [(7, "x")]
 
