@@ -66,22 +66,26 @@ def build_work_list(rows: Sequence[SequenceRows], page_size: int, share_prefixes
 
 def _common_full_pages(rows: Sequence[SequenceRows], page_size: int) -> list[int]:
     """For each sequence and its next: leading pages that both have and that lie wholly before the rows of both."""
-    full_pages = [entry.first_position // page_size for entry in rows]
-    tables = [entry.page_table for entry in rows]
-    bytes_of = [table.tobytes() for table in tables]
     common = []
-    guess = 0
-    for index, (own, following) in enumerate(pairwise(full_pages)):
-        count = min(own, following)
+    guess, bytes_of_own = 0, b""
+    for own, following in pairwise(rows):
+        count = min(own.first_position, following.first_position) // page_size
+        if count == 0 or own.page_table[0] != following.page_table[0]:
+            common.append(0)  # rows of documents that have nothing in common must not cost much
+            guess, bytes_of_own = 0, b""
+            continue
         # Questions of one document share as much as the pair before, and that is checked in a fraction of the time.
-        size = guess * tables[index].itemsize
+        bytes_of_own = bytes_of_own or own.page_table.tobytes()
+        bytes_of_following = following.page_table.tobytes()
+        size = guess * own.page_table.itemsize
         if (
             guess > count
-            or bytes_of[index][:size] != bytes_of[index + 1][:size]
-            or (guess < count and tables[index][guess] == tables[index + 1][guess])
+            or bytes_of_own[:size] != bytes_of_following[:size]
+            or (guess < count and own.page_table[guess] == following.page_table[guess])
         ):
-            guess = common_prefix_length(tables[index][:count], tables[index + 1][:count])
+            guess = common_prefix_length(own.page_table[:count], following.page_table[:count])
         common.append(guess)
+        bytes_of_own = bytes_of_following
     return common
 
 
