@@ -265,3 +265,25 @@ def test_abort_leaves_a_clean_engine(make_engine, prompts, plain_answers):
 def test_the_stop_id_is_not_part_of_the_answer(make_engine, prompts):
     for completion in make_engine().run(requests_of(prompts, max_tokens=30)):
         assert STOP_ID not in completion.output_tokens
+
+
+def test_case_87_many_questions_and_many_documents(make_engine):
+    """One document with many questions is read once and its steps are full; documents with nothing in common cost
+    no work beside their own. benchmarks/grouping.py measures both with 10,000 rows."""
+    random = np.random.default_rng(2)
+    document = random.integers(2, 60, 100, dtype=np.int32)
+    questions = [
+        np.concatenate([document, [2 + row % 50, 2 + row // 50], random.integers(2, 60, 5)]).astype(np.int32)
+        for row in range(300)
+    ]
+    engine = make_engine(kv_pages=400, stop_token_ids=(), max_rows=64)
+    completions = run_checked(engine, requests_of(questions, max_tokens=6))
+    computed = sum(completion.computed_tokens for completion in completions)
+    assert computed == sum(first_positions(sorted(questions, key=lambda prompt: prompt.tolist())))
+    assert computed < 100 + 300 * 7
+    assert engine.statistics.steps < 2 * 300 * 6 / 64
+    alone = [np.concatenate([[2 + row % 50], random.integers(2, 60, 30)]).astype(np.int32) for row in range(50)]
+    engine = make_engine(kv_pages=400)
+    completions = run_checked(engine, requests_of(alone, max_tokens=3))
+    assert sum(completion.cached_tokens for completion in completions) == 0
+    assert engine.statistics.shared_items == 0
