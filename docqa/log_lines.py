@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from docqa.exit_status import ENDED_ABNORMALLY, NOTHING_RUN, OUTPUT_HELD
-from docqa.progress import LineInterval, progress_line, seconds_left, share_done
+from docqa.progress import LineInterval, progress_line, share_done
 from docqa.run_log import stderr_line
 from docqa.run_summary import SHOWN_DOCUMENTS
 from jobs.observe import Progress
@@ -44,7 +44,7 @@ class JsonLog:
     def progress(self, progress: Progress) -> None:
         """The first at once, then at most one line in LINE_SECONDS."""
         if self._progress_interval.is_due():
-            fields = asdict(progress) | {"share_done": share_done(progress), "seconds_left": seconds_left(progress)}
+            fields = asdict(progress) | {"share_done": share_done(progress)}
             self._write("info", "progress", progress_line(progress).strip(), **fields)
 
     def note(self, text: str) -> None:

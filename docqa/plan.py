@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import click
 
@@ -29,9 +30,10 @@ from jobs.prepare import prepare
 )
 def command(job_options: JobOptions, quiet: bool, as_json: bool, with_what_if: bool) -> None:
     """Say what a run would do, without loading weights."""
+    started = time.monotonic()
     with TextLog(quiet=quiet) as log:
         prepared = prepare(job_options.load(default_output="answers.duckdb"), observer_of(log))
-        summary = plan_summary(prepared)
+        summary = plan_summary(prepared, prepare_seconds=time.monotonic() - started)
         if with_what_if:
             log.stage("simulating")
             summary["what_if"] = what_if_summary(prepared)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from docqa.plan_warnings import plan_warnings
+from docqa.plan_warnings import plan_warnings, time_warnings
+from engine.forward_work import ForwardWork
 from engine.kv_memory import kv_page_bytes, kv_pages_in
 from engine.scheduler import MAX_ROWS
 from jobs.kv_forecast import expected_peak_pages
 from jobs.prepare import PreparedJob
 from jobs.shared_parts import SharedPart, segment_names, shared_parts
+from jobs.time_estimate import PlannedWork, speed_setting, time_estimate
 from jobs.what_if import TooLargeToSimulate, simulation
 
 BYTES_PER_VALUE = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -23,11 +26,12 @@ SHOWN_PARTS = 8
 """Levels of the tree of shared parts, and parts that continue one part."""
 
 
-def plan_summary(prepared: PreparedJob) -> dict[str, Any]:
-    """Everything that `docqa plan` says of a job, but what other caches would do."""
+def plan_summary(prepared: PreparedJob, *, prepare_seconds: float) -> dict[str, Any]:
+    """Everything that `docqa plan` says of a job, but what other caches would do; `prepare` took `prepare_seconds`."""
     plan, data = prepared.plan, prepared.data
     prompt_tokens, minimum_tokens = plan.prompt_tokens, plan.minimum_tokens
     dtype = kv_dtype(prepared)
+    estimate = _time_estimate(prepared, prepare_seconds)
     return {
         "job": prepared.job.name,
         "model": prepared.model.source.name,
@@ -68,7 +72,8 @@ def plan_summary(prepared: PreparedJob) -> dict[str, Any]:
         **_kv_memory(prepared, dtype),
         "schemas": prepared.schemas.compiled(),
         "shared_parts": _shared_parts(prepared),
-        "warnings": plan_warnings(prepared, BYTES_PER_VALUE[dtype]),
+        "time_estimate": estimate,
+        "warnings": plan_warnings(prepared, BYTES_PER_VALUE[dtype]) + time_warnings(prepared, estimate),
         "bad_files": [{"file": name, "reason": reason} for name, reason in data.bad_files],
     }
 
@@ -123,6 +128,32 @@ def _input_order(prepared: PreparedJob, dtype: str) -> dict[str, Any] | None:
         "computed_tokens": computed,
         "saved_tokens": computed - ours,
         "note": notes[0] if notes else None,
+    }
+
+
+def _time_estimate(prepared: PreparedJob, prepare_seconds: float) -> dict[str, Any] | None:
+    """The run's time and how it is made up, in seconds; None where no run on this machine says how fast it is."""
+    job = prepared.job
+    work = ForwardWork.of(prepared.model.config)
+    planned = PlannedWork.of(prepared.plan.rows, work, job.sampling.max_tokens)
+    setting = speed_setting(job, prepared.model)
+    found = time_estimate(planned, work, setting)
+    if found is None:
+        return None
+    if not prepared.plan.rows:  # then the model is not loaded
+        found = replace(found, model_seconds=0.0)
+    return {
+        "seconds": prepare_seconds + found.seconds,
+        "error": found.error,
+        "runs": found.runs,
+        "same_answers": found.same_answers,
+        "machine": setting.machine,
+        "prepare_seconds": prepare_seconds,
+        "model_seconds": found.model_seconds,
+        "prompt_seconds": found.prompt_seconds,
+        "output_seconds": found.output_seconds,
+        "other_seconds": found.other_seconds,
+        "output_tokens": round(found.output_tokens * planned.requests),
     }
 
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from docqa.wording import bytes_text
+from docqa.wording import bytes_text, duration
 
 SHOWN_REJECTED_ROWS = 20
 
@@ -42,6 +42,7 @@ def _figures(summary: dict[str, Any]) -> Table:
     _rows(summary, row)
     _tokens(summary, row)
     _memory(summary, row)
+    _time(summary, row)
     for schema in summary["schemas"]:
         how = "read from disk" if schema["from_disk"] else "to compile, in the background"
         row(f"schema {schema['schema']}", f"{schema['seconds']:.1f} s", f"{how}; {schema['backend']}")
@@ -105,6 +106,32 @@ def _memory(summary: dict[str, Any], row: Any) -> None:
         bytes_text(summary["smallest_kv_bytes"][dtype]),
         f"{summary['smallest_kv_bytes'][dtype]:,} bytes; still computes everything once, with fewer rows at a time",
     )
+
+
+def _time(summary: dict[str, Any], row: Any) -> None:
+    estimate = summary["time_estimate"]
+    if estimate is None:
+        row("time", "", "no run with this model and these settings on this machine yet, so it can't be estimated")
+        return
+    parts = [
+        f"{duration(estimate[name])} {word}"
+        for name, word in (
+            ("prepare_seconds", "to plan"),
+            ("model_seconds", "to load the model"),
+            ("prompt_seconds", "for prompts"),
+            ("output_seconds", "for answers"),
+            ("other_seconds", "for the rest"),
+        )
+        if estimate[name] >= 0.5
+    ]
+    runs = "1 run" if estimate["runs"] == 1 else f"{estimate['runs']} runs"
+    if estimate["error"] is None:
+        error = f"by the speed of {runs} on this machine, too few to tell the error"
+    else:
+        error = f"give or take {estimate['error']:.0%}, by the speed of {runs} on this machine"
+    if not estimate["same_answers"]:
+        error += ", none with this schema and max_tokens"
+    row("time", duration(estimate["seconds"]), f"{error}; {', '.join(parts)}")
 
 
 def _tree(part: dict[str, Any]) -> Tree:

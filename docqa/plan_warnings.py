@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
+from docqa.wording import duration
 from engine.kv_memory import kv_page_bytes, kv_pages_in
 from jobs.near_documents import near_documents
 from jobs.prepare import PreparedJob
@@ -19,6 +21,17 @@ def plan_warnings(prepared: PreparedJob, bytes_per_value: int) -> list[str]:
         *_rows_without_room(prepared, bytes_per_value),
         *(cost.sentence() for cost in order_costs(plan.rows, prompts)),
         *([near] if near else []),
+    ]
+
+
+def time_warnings(prepared: PreparedJob, estimate: dict[str, Any] | None) -> list[str]:
+    """Of an estimate that is longer than the time the run may take."""
+    budget = prepared.job.run.time_budget
+    if estimate is None or budget is None or estimate["seconds"] <= budget:
+        return []
+    return [
+        f"the run is expected to take {duration(estimate['seconds'])}, and run.time_budget is {duration(budget)}: "
+        "it will stop there and leave the rest to the next run"
     ]
 
 

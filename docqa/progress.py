@@ -31,24 +31,16 @@ def share_done(progress: Progress) -> float:
     return min(progress.tokens_done / progress.tokens_total, 1.0) if progress.tokens_total else 1.0
 
 
-def seconds_left(progress: Progress) -> float | None:
-    """How long the rest takes at the speed so far; None where nothing is done yet, or everything."""
-    share = share_done(progress)
-    return progress.seconds * (1 - share) / share if 0 < share < 1 else None
-
-
 def progress_line(progress: Progress) -> str:
     """One line: tokens, rows, share of prompt tokens that came from the cache, failures, time left."""
-    parts = [
-        f"{share_done(progress):4.0%} of tokens",
-        f"{progress.rows_done}/{progress.rows_total} rows",
-        f"{progress.rows_done / max(progress.seconds, 1e-9):.1f} rows/s",
-    ]
+    percent = int(100 * share_done(progress))  # rounded down: 100 % is when all is done
+    parts = [f"{percent:3}% of tokens", f"{progress.rows_done}/{progress.rows_total} rows"]
+    if progress.rows_done:
+        parts.append(f"{progress.rows_done / max(progress.seconds, 1e-9):.1f} rows/s")
     if progress.prompt_tokens:
         parts.append(f"{progress.cached_tokens / progress.prompt_tokens:.0%} reused")
     if progress.rows_failed:
         parts.append(f"{progress.rows_failed} failed")
-    left = seconds_left(progress)
-    if left is not None:
-        parts.append(f"{duration(left)} left")
+    if progress.seconds_left is not None:
+        parts.append(f"{duration(progress.seconds_left)} left")
     return ", ".join(parts)

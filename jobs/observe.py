@@ -61,6 +61,7 @@ class Progress:
     tokens_done: int  # prompt tokens computed and output tokens drawn
     tokens_total: int  # an estimate: the answers' lengths are not known
     seconds: float
+    seconds_left: float | None = None  # None while nothing can be said
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.errors import ModelError
+from engine.forward_work import ForwardWork
 from engine.request import Completion, FinishReason, Request, SamplingParameters
 from jobs.errors import OutputError
 from jobs.job_file import resolve_path
@@ -31,8 +32,11 @@ from jobs.publish import publish_pending
 from jobs.resume import Selection, open_existing
 from jobs.run_output import START_WAIT_SECONDS, RunOutput
 from jobs.run_record import RunWriter
+from jobs.run_speed import record_run_speed
 from jobs.run_statistics import RunStatistics
+from jobs.speed_meter import SpeedMeter
 from jobs.store import RunRecord
+from jobs.time_estimate import PlannedWork, speed_setting, time_estimate
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -122,6 +126,9 @@ class _Run:
         self.minimum_tokens = self.plan.minimum_tokens  # counted once: it looks at every row
         self.first_draws: dict[int, Completion] = {}  # by place in the plan, of rows that were asked again
         self.statistics = RunStatistics()
+        self.prepare_seconds = time.monotonic() - started
+        self.speed_setting = speed_setting(self.job, self.model)
+        self.meter = self._new_meter()
         self.engine: Engine | None = None
         self.run = self._new_record()
         self.output = RunOutput(prepared.database, observer.on_note)
@@ -146,6 +153,7 @@ class _Run:
             record = self._end(status, error)
         finally:
             self.output.close()
+        self._keep_speed(record)
         return RunOutcome(
             record,
             self.prepared.database,
@@ -183,11 +191,13 @@ class _Run:
                 )
             completions = engine.step()
             self.statistics.add_step(engine, time.monotonic() - self.ready_at)
+            self.meter.add_step(engine.last_step)
             for completion in completions:
                 self.statistics.add_completion(completion)
+                self.meter.add_completion(completion)
                 self._finish_request(completion)
             self.output.keep_up()
-            self.observer.on_progress(self._progress(engine))
+            self.observer.on_progress(self._progress())
         engine.check()
         return "finished", None
 
@@ -290,21 +300,37 @@ class _Run:
         self.engine.submit([self._request(index, planned)], first=True)
         return True
 
-    def _progress(self, engine: Engine) -> Progress:
-        writer = self.writer
+    def _progress(self) -> Progress:
+        writer, meter = self.writer, self.meter
         seconds = time.monotonic() - self.ready_at
-        answered = max(writer.rows_done - len(self.plan.rejected), 1)
-        expected_output = writer.output_tokens / answered if writer.output_tokens else 0.0
+        output_tokens = meter.output_tokens_total
+        if output_tokens is None:  # no answer yet, and no earlier run: half of what they may have
+            output_tokens = self.job.sampling.max_tokens / 2 * self.requests
         return Progress(
             rows_total=len(self.plan.rows) + len(self.plan.rejected),
             rows_done=writer.rows_done,
             rows_failed=writer.rows_failed,
             prompt_tokens=writer.prompt_tokens,
             cached_tokens=writer.cached_tokens,
-            tokens_done=engine.statistics.step_rows,
-            tokens_total=self.minimum_tokens + round(expected_output * self.requests),
+            tokens_done=meter.prompt_tokens + meter.output_tokens,
+            tokens_total=self.minimum_tokens + round(output_tokens),
             seconds=seconds,
+            seconds_left=meter.seconds_left(seconds),
         )
+
+    def _new_meter(self) -> SpeedMeter:
+        work = ForwardWork.of(self.model.config)
+        planned = PlannedWork.of(self.plan.rows, work, self.job.sampling.max_tokens)
+        estimate = time_estimate(planned, work, self.speed_setting)
+        return SpeedMeter(planned, work, None if estimate is None else estimate.output_tokens)
+
+    def _keep_speed(self, record: RunRecord) -> None:
+        """Keep the speed of a run that did all it had to, for estimates of later ones."""
+        if record.status != "finished" or self.engine is None or record.seconds is None or record.load_seconds is None:
+            return
+        model_seconds = max(record.load_seconds - self.prepare_seconds, 0.0)
+        speed = self.meter.run_speed(self.speed_setting, model_seconds=model_seconds, seconds=record.seconds)
+        record_run_speed(speed)
 
     def _exit_status(self, record: RunRecord) -> int:
         if record.status == "failed":

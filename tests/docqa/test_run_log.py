@@ -8,12 +8,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from docqa.log_lines import JsonLog
-from docqa.progress import LINE_SECONDS, LineInterval, progress_line, seconds_left
+from docqa.progress import LINE_SECONDS, LineInterval, progress_line
 from docqa.run_log import TextLog
 from docqa.wording import bytes_text, duration, row_counts
 from jobs.observe import Progress
 
-PROGRESS = Progress(10, 4, 1, 900, 600, 500, 1000, 50.0)
+PROGRESS = Progress(10, 4, 1, 900, 600, 500, 1000, 50.0, seconds_left=50.0)
 SUMMARY = {
     "run_id": "abc", "status": "finished", "rows_ok": 3, "rows_failed": 1, "rows_reused": 2, "rows_pending": 0,
     "rows_waiting": 0, "bad_files": [], "unreached_documents": [], "error": None, "database": "/Prüfung/a.duckdb",
@@ -52,7 +52,6 @@ def tell_a_run(log, clock, seconds):
 
 def test_progress_is_counted_in_tokens():
     assert progress_line(PROGRESS) == " 50% of tokens, 4/10 rows, 0.1 rows/s, 67% reused, 1 failed, 50 s left"
-    assert seconds_left(PROGRESS) == 50.0
 
 
 def test_figures_in_words():
@@ -69,7 +68,7 @@ def test_figures_in_words():
 def test_nothing_is_divided_by_zero():
     empty = Progress(0, 0, 0, 0, 0, 0, 0, 0.0)
     assert progress_line(empty).startswith("100% of tokens, 0/0 rows")
-    assert seconds_left(empty) is None
+    assert "left" not in progress_line(empty)
 
 
 def test_a_line_is_due_at_most_every_thirty_seconds(clock):

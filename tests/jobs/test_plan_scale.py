@@ -55,12 +55,11 @@ STUB_RUN = (
     PEAK
     + """
     import itertools, jobs.run
-    from types import SimpleNamespace
     from engine.request import Completion, FinishReason
     class StubEngine:
         def __init__(self, tokenizer):
             self.answer = tokenizer.encode('{"answer": true}', add_special_tokens=False)
-            self.statistics = SimpleNamespace(step_rows=0)
+            self.last_step = None
             self.has_work = False
         def feed(self, requests):
             self.coming, self.has_work = iter(requests), True
