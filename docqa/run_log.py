@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Protocol
 
 import click
+from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
@@ -51,7 +53,7 @@ class TextLog:
         self._quiet = quiet
         console = plain_console(stderr=True)
         self._live = Live(console=console, refresh_per_second=4, transient=True)
-        self._shows_live = console.is_terminal and not quiet
+        self._shows_live = _can_rewrite_lines(console) and not quiet
         self._interval = LineInterval(first_at_once=False)
 
     def __enter__(self) -> TextLog:
@@ -103,6 +105,11 @@ class TextLog:
             self._live.update(Text(line, no_wrap=True, overflow="ellipsis"))
         elif not self._quiet and self._interval.is_due():
             self._line(f"docqa: {line}")
+
+
+def _can_rewrite_lines(console: Console) -> bool:
+    """Whether stderr is a terminal that can. The console alone believes FORCE_COLOR, which jobs set in a pipe too."""
+    return console.is_terminal and not console.is_dumb_terminal and sys.stderr is not None and sys.stderr.isatty()
 
 
 def observer_of(log: RunLog) -> Observer:

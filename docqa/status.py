@@ -17,9 +17,11 @@ from rich.table import Table
 from docqa.exit_status import OUTPUT_HELD
 from docqa.options import json_option, quiet_option
 from docqa.plain_console import plain_console
+from docqa.progress import progress_line, share_done
 from docqa.wording import bytes_text, duration, row_counts
 from jobs.journal import journal_path, unpublished_rows
-from jobs.output_lock import lock_holder
+from jobs.output_lock import LockHolder, lock_holder
+from jobs.progress_file import read_progress
 from jobs.publish import publish_pending
 from jobs.store import AnswerStore, OutputBusy, RunRecord
 
@@ -67,6 +69,7 @@ def status_of(database: Path) -> dict[str, Any]:
         "database_bytes": _size(database),
         "journal_bytes": _size(journal),
         "busy": None,
+        "progress": _progress_of(database, holder) if holder is not None else None,
         "rows_pending": None,
         "runs": [],
         "failed_rows": {},
@@ -100,6 +103,8 @@ def print_status(status: dict[str, Any], console: Console) -> None:
         say("No run is going on.")
     else:
         say(f"Held by process {holder['pid']} on {holder['host']} since {holder['started_at']}: {holder['command']}")
+        if status["progress"] is not None:
+            say(f"Now: {status['progress']['line']}")
     if status["rows_in_journal"]:
         waiting = f"{status['rows_in_journal']:,} answers wait in the journal"
         say(f"{waiting}; docqa status --publish writes them to the database" if holder is None else waiting)
@@ -131,6 +136,18 @@ def print_status(status: dict[str, Any], console: Console) -> None:
     if status["failed_rows"]:
         failed = ", ".join(f"{rows:,} {name}" for name, rows in status["failed_rows"].items())
         say(f"Without a valid answer: {failed}; the view `errors` lists them, docqa retry answers them again.")
+
+
+def _progress_of(database: Path, holder: LockHolder) -> dict[str, Any] | None:
+    """How far the run that is on is, as the run itself tells it; `line` says it in words."""
+    found = read_progress(database)
+    if found is None or found.pid != holder.pid:
+        return None
+    progress = found.progress
+    if progress is None:
+        return {"stage": found.stage, "line": found.stage}
+    fields = asdict(progress) | {"share_done": share_done(progress)}
+    return {"stage": found.stage, "line": progress_line(progress).strip(), **fields}
 
 
 def _run_of(run: RunRecord, *, is_held: bool) -> dict[str, Any]:

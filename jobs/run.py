@@ -28,6 +28,7 @@ from jobs.observe import SILENT, Observer, Progress, Stopped, StopRequest
 from jobs.output_lock import OutputLock
 from jobs.plan import PlannedRow, RejectedRow, row_seed
 from jobs.prepare import PreparedJob, prepare
+from jobs.progress_file import ProgressFile
 from jobs.publish import publish_pending
 from jobs.resume import Selection, open_existing
 from jobs.run_output import START_WAIT_SECONDS, RunOutput
@@ -132,6 +133,7 @@ class _Run:
         self.engine: Engine | None = None
         self.run = self._new_record()
         self.output = RunOutput(prepared.database, observer.on_note)
+        self.progress_file = ProgressFile(prepared.database)
         self.writer = RunWriter(self.output, self.run, prepared)
         self.exit_status: int | None = None
 
@@ -153,6 +155,7 @@ class _Run:
             record = self._end(status, error)
         finally:
             self.output.close()
+            self.progress_file.remove()
         self._keep_speed(record)
         return RunOutcome(
             record,
@@ -166,6 +169,7 @@ class _Run:
         with self.stop.interrupting():
             if self.plan.rows:
                 self.observer.on_stage("loading the model")
+                self.progress_file.stage("loading the model")
                 self.engine = make_engine(self.job, self.model, self.plan)
         self.ready_at = time.monotonic()
         for rejected in self.plan.rejected:
@@ -197,7 +201,9 @@ class _Run:
                 self.meter.add_completion(completion)
                 self._finish_request(completion)
             self.output.keep_up()
-            self.observer.on_progress(self._progress())
+            progress = self._progress()
+            self.progress_file.progress(progress)
+            self.observer.on_progress(progress)
         engine.check()
         return "finished", None
 
