@@ -15,6 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from engine.kv_quantization import KV_DTYPES, LEAST_FP8_CAPABILITY
 from engine.triton.ahead_of_time import SHARED_MEMORY_BYTES, compile_kernel
 from engine.triton.builds import MODEL_SHAPES, kernels_of
 
@@ -30,8 +31,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", action="append", choices=MODEL_SHAPES, help="all by default")
     parser.add_argument("--capability", action="append", type=int, choices=SHARED_MEMORY_BYTES, help="80 and 90")
+    parser.add_argument("--kernel", action="append", help="those whose names begin so; all by default")
     parser.add_argument("--variant", default="plain", choices=VARIANTS)
     parser.add_argument("--element", default="bf16", choices=("bf16", "fp16", "fp32"))
+    parser.add_argument("--kv", default="auto", choices=("auto", *KV_DTYPES), help="fp8 needs capability 89 or more")
     parser.add_argument("--json", type=Path, help="write the table to this file")
     options = parser.parse_args()
     table = []
@@ -39,7 +42,12 @@ def main() -> int:
     for model in options.model or MODEL_SHAPES:
         for capability in options.capability or (80, 90):
             limit = SHARED_MEMORY_BYTES[capability]
-            for kernel in kernels_of(MODEL_SHAPES[model], capability, options.element, **VARIANTS[options.variant]):
+            if options.kv == "fp8" and capability < LEAST_FP8_CAPABILITY:
+                continue
+            kv, variant = KV_DTYPES.get(options.kv), VARIANTS[options.variant]
+            for kernel in kernels_of(MODEL_SHAPES[model], capability, options.element, kv=kv, **variant):
+                if not kernel.name.startswith(tuple(options.kernel or [""])):
+                    continue
                 taken = compile_kernel(kernel, capability)
                 fits = taken.spilled_bytes == 0 and taken.shared_bytes <= limit
                 table.append(

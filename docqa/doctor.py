@@ -63,7 +63,7 @@ def checks_of(job_file: Path | None, model_path: str | None = None) -> list[Chec
         checks.append(check_input(job))
     of_model, model = check_model(job)
     checks += of_model
-    device_check, device, dtype = check_device(job.model)
+    device_check, device, dtype = check_device(job.model, job.engine.kv_dtype)
     checks.append(device_check)
     if model is not None:
         if device is not None and dtype is not None:

@@ -19,7 +19,7 @@ from docqa.doctor_check import FAIL, OK, WARN, Check
 from docqa.wording import bytes_text
 from engine.errors import ModelError
 from jobs.job_settings import ModelSettings
-from jobs.model import choose_device, choose_dtype
+from jobs.model import check_kv_device, choose_device, choose_dtype
 from jobs.store_connection import STORAGE_VERSION
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def check_versions() -> list[Check]:
     return [*checks, Check("duckdb", OK, readers)]
 
 
-def check_device(settings: ModelSettings) -> tuple[Check, str | None, torch.dtype | None]:
+def check_device(settings: ModelSettings, kv_dtype: str = "auto") -> tuple[Check, str | None, torch.dtype | None]:
     """The device and number format that a run would choose; None for both if it could not."""
     import torch
 
@@ -58,6 +58,10 @@ def check_device(settings: ModelSettings) -> tuple[Check, str | None, torch.dtyp
         device = choose_device(settings.device)
     except ModelError as error:
         return Check("device", FAIL, str(error), "set model.device to auto"), None, None
+    try:
+        check_kv_device(kv_dtype, device)
+    except ModelError as error:
+        return Check("device", FAIL, str(error), "set engine.kv_dtype to auto"), None, None
     dtype = choose_dtype(settings.dtype, device)
     kind = str(dtype).removeprefix("torch.")
     if device != "cpu":

@@ -10,7 +10,7 @@ from docqa.doctor_network import refusing_connections
 from docqa.wording import bytes_text
 from engine.embedded_model import EMBEDDED_NAME, PROBE_IDS, PROBE_TEXT, check_embedded_tokenizer
 from engine.errors import ModelError
-from engine.kv_memory import kv_page_bytes
+from engine.kv_memory import kv_page_bytes, kv_value_bytes
 from engine.model_config import ModelConfig, read_json_object, safetensors_files
 from engine.model_source import resolve_model
 from engine.tokenizer import stop_token_ids
@@ -47,7 +47,8 @@ def check_memory(job: Job, model: JobModel, device: str, dtype: torch.dtype) -> 
     """Whether the weights and the keys and values of a full-length row fit into what is free."""
     weights = _weight_bytes(model.folder, dtype.itemsize)
     page_size = job.engine.page_size
-    token_bytes = kv_page_bytes(model.config, page_size, dtype.itemsize) // page_size
+    value_bytes = kv_value_bytes(job.engine.kv_dtype, dtype.itemsize)
+    token_bytes = kv_page_bytes(model.config, page_size, value_bytes) // page_size
     free = free_memory_bytes(device)
     left = free - weights
     if job.engine.kv_memory is not None:

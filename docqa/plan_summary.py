@@ -7,7 +7,7 @@ from typing import Any
 
 from docqa.plan_warnings import plan_warnings, time_warnings
 from engine.forward_work import ForwardWork
-from engine.kv_memory import kv_page_bytes, kv_pages_in
+from engine.kv_memory import SCALE_BYTES, kv_page_bytes, kv_pages_in
 from engine.scheduler import MAX_ROWS
 from jobs.kv_forecast import expected_peak_pages
 from jobs.prepare import PreparedJob
@@ -15,7 +15,7 @@ from jobs.shared_parts import SharedPart, segment_names, shared_parts
 from jobs.time_estimate import PlannedWork, speed_setting, time_estimate
 from jobs.what_if import TooLargeToSimulate, simulation
 
-BYTES_PER_VALUE = {"bfloat16": 2, "float16": 2, "float32": 4}
+BYTES_PER_VALUE = {"bfloat16": 2, "float16": 2, "float32": 4, "int8": 1, "fp8": 1}
 """Of the types that KV can have."""
 
 WORTH_SHOWING = 0.005
@@ -79,7 +79,9 @@ def plan_summary(prepared: PreparedJob, *, prepare_seconds: float) -> dict[str, 
 
 
 def kv_dtype(prepared: PreparedJob) -> str:
-    """What KV is counted in: the job's dtype; for `auto`, which depends on the device, bfloat16."""
+    """What KV is counted in: the job's kv_dtype, else its dtype; for `auto`, which depends on the device, bfloat16."""
+    if prepared.job.engine.kv_dtype != "auto":
+        return prepared.job.engine.kv_dtype
     dtype = prepared.job.model.dtype
     return dtype if dtype in BYTES_PER_VALUE else "bfloat16"
 
@@ -90,12 +92,14 @@ def _kv_memory(prepared: PreparedJob, dtype: str) -> dict[str, Any]:
     peak, smallest = expected_peak_pages(plan.rows, page_size), plan.pages_for_longest_row(page_size)
     page_bytes = {name: kv_page_bytes(config, page_size, size) for name, size in BYTES_PER_VALUE.items()}
     per_token = page_bytes[dtype] // page_size
+    head = f"{config.head_size} x {BYTES_PER_VALUE[dtype]} bytes"
+    if BYTES_PER_VALUE[dtype] == 1:
+        head = f"({config.head_size} bytes and a scale of {SCALE_BYTES})"
     return {
         "kv_dtype": dtype,
         "kv_bytes_per_token": per_token,
         "kv_bytes_per_token_derived": (
-            f"keys and values x {config.layers} layers x {config.kv_heads} KV heads x {config.head_size} x "
-            f"{BYTES_PER_VALUE[dtype]} bytes"
+            f"keys and values x {config.layers} layers x {config.kv_heads} KV heads x {head}"
         ),
         "rows_at_a_time": MAX_ROWS,
         "peak_kv_pages": peak,

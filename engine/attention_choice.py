@@ -21,17 +21,27 @@ BACKENDS = ("auto", "native", "torch", "triton", "reference")
 
 
 def make_attention(
-    name: str, config: ModelConfig, page_size: int, dtype: torch.dtype, device: str, *, deterministic: bool
+    name: str,
+    config: ModelConfig,
+    page_size: int,
+    dtype: torch.dtype,
+    device: str,
+    *,
+    deterministic: bool,
+    kv_dtype: str = "auto",
 ) -> AttentionBackend:
     """The backend of that name. Raises ModelError for an unknown one, and for what can't be had here.
 
-    A `deterministic` one gives a row the same bits whatever other rows are in the step.
+    `kv_dtype` is that of `EngineSettings`. A `deterministic` backend gives a row the same bits whatever other rows are
+    in the step.
     """
     if name not in BACKENDS:
         raise ModelError(f"The attention backend is {name!r}; it must be one of {', '.join(BACKENDS)}.")
     reason = "it runs on the CPU only"
     if device == "cpu":
         reason = attention_native.unavailable_reason(dtype, config.heads, config.kv_heads, config.head_size) or ""
+        if kv_dtype == "fp8":
+            reason = reason or "it reads no fp8"
     if config.attention_soft_cap is not None:
         reason = reason or "it has no soft caps on attention scores"
         if name == "torch":
@@ -54,7 +64,7 @@ def make_attention(
             soft_cap=config.attention_soft_cap,
         )
     if name == "triton" or (name == "auto" and device != "cpu"):
-        return _make_triton(config, page_size, device)
+        return _make_triton(config, page_size, dtype, device)
     chosen: type[NativeAttention] | type[CpuAttention] = NativeAttention
     if name == "torch" or reason:
         logger.debug("attention runs without native kernels: %s", reason or "asked for")
@@ -62,12 +72,13 @@ def make_attention(
     return chosen(scale=config.attention_scale, windows=config.windows, page_size=page_size)
 
 
-def _make_triton(config: ModelConfig, page_size: int, device: str) -> AttentionBackend:
+def _make_triton(config: ModelConfig, page_size: int, dtype: torch.dtype, device: str) -> AttentionBackend:
     reason = triton_kernels.unavailable_reason(device)
     if reason is None:
         from engine import attention_triton  # not at the top: Triton is there on Linux only
 
-        reason = attention_triton.unavailable_reason(config.heads, config.kv_heads, config.head_size)
+        is_fp32 = dtype == torch.float32
+        reason = attention_triton.unavailable_reason(config.heads, config.kv_heads, config.head_size, is_fp32=is_fp32)
     if reason is not None:
         raise ModelError(f"The Triton attention backend can't run here: {reason}; or set model.device to cpu.")
     return attention_triton.TritonAttention(

@@ -84,11 +84,10 @@ class CpuAttention:
         partials = PartialOutputs(rows, heads, head_size, query.device)
         window = self._windows[layer]
         for item in self._large:
-            keys = cache.keys[layer].index_select(1, item.slots)
-            values = cache.values[layer].index_select(1, item.slots)
+            keys, values = cache.read(layer, item.slots, query.dtype)
             self._run_large(item, query[item.rows], keys, values, window, partials)
         for batch in self._batches:
-            self._run_batch(batch, query, cache.keys[layer], cache.values[layer], window, partials)
+            self._run_batch(batch, query, *cache.read(layer, batch.slots, torch.float32), window, partials)
         return partials.output.to(query.dtype)
 
     def _run_large(
@@ -140,6 +139,7 @@ class CpuAttention:
     def _run_batch(
         self, batch: _Batch, query: Tensor, keys: Tensor, values: Tensor, window: int | None, partials: PartialOutputs
     ) -> None:
+        """`keys` and `values` [kv_heads, items, keys, head_size] in fp32."""
         items, rows = batch.rows.shape
         _, heads, head_size = query.shape
         kv_heads, group = keys.shape[0], heads // keys.shape[0]
@@ -150,8 +150,8 @@ class CpuAttention:
         packed = gathered.permute(0, 2, 1, 3, 4).reshape(items, kv_heads, rows * group, head_size)
         output, log_sum_exp = _masked_attention(
             packed.float(),
-            keys[:, batch.slots].transpose(0, 1).float(),
-            values[:, batch.slots].transpose(0, 1).float(),
+            keys.transpose(0, 1),
+            values.transpose(0, 1),
             hidden.repeat_interleave(group, dim=1)[:, None],
             self._scale,
         )

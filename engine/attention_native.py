@@ -48,11 +48,12 @@ class _Arguments(ctypes.Structure):
     """`Attention` of engine/native/attention.h."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("query", "keys", "values", "output", "positions", "pages", "units")),
+        *((name, ctypes.c_void_p) for name in ("query", "keys", "values", "key_scales", "value_scales")),
+        *((name, ctypes.c_void_p) for name in ("output", "positions", "pages", "units")),
         *((name, ctypes.c_void_p) for name in ("targets", "merge_rows", "merge_starts", "merge_parts")),
         *((name, ctypes.c_void_p) for name in ("partial_output", "partial_log_sum_exp", "workspace")),
         *((name, ctypes.c_int64) for name in ("workspace_bytes", "query_row_stride", "query_head_stride")),
-        *((name, ctypes.c_int64) for name in ("kv_head_stride", "slot_stride")),
+        *((name, ctypes.c_int64) for name in ("kv_head_stride", "slot_stride", "scale_head_stride")),
         *((name, ctypes.c_int32) for name in ("unit_count", "merge_count", "partial_rows", "heads", "kv_heads")),
         *((name, ctypes.c_int32) for name in ("head_size", "page_size", "window", "threads")),
         ("scale", ctypes.c_float),
@@ -62,7 +63,7 @@ class _Arguments(ctypes.Structure):
 class NativeAttention:
     """`windows[layer]` is the number of most recent keys a row sees (itself included), or None for all.
 
-    Ask `unavailable_reason` before making one. Query and cache have the same dtype; `scale` is positive. With
+    Ask `unavailable_reason` before making one. The cache has the dtype of queries or is int8; `scale` is positive. With
     `split_keys` False a row's keys are summed in an order that depends on its position alone: the same bits whatever
     else is in the step, as long as each row has one item.
     """
@@ -99,7 +100,8 @@ class NativeAttention:
         """See `AttentionBackend`."""
         keys, values = cache.keys[layer], cache.values[layer]
         rows, heads, head_size = query.shape
-        assert query.dtype == keys.dtype == values.dtype
+        scales = cache.scales(layer)
+        assert keys.dtype == values.dtype == (query.dtype if scales is None else torch.int8)
         assert keys.stride() == values.stride()
         assert query.stride(2) == keys.stride(2) == 1
         assert rows == len(self._items.positions)
@@ -111,6 +113,9 @@ class NativeAttention:
         arguments.output = output.data_ptr()
         arguments.query_row_stride, arguments.query_head_stride, _ = query.stride()
         arguments.kv_head_stride, arguments.slot_stride, _ = keys.stride()
+        if scales is not None:
+            arguments.key_scales, arguments.value_scales = (part.data_ptr() for part in scales)
+            arguments.scale_head_stride = scales[0].stride(0)
         self._library.docqa_attention(ctypes.byref(arguments), native.ELEMENT_CODES[query.dtype])
         return output
 

@@ -42,8 +42,7 @@ class ReferenceAttention:
         for item in self._items:
             row_range = slice(item.row_start, item.row_start + item.row_count)
             slots = slots_of(item, self._page_size, query.device)
-            keys = cache.keys[layer][:, slots].float()
-            values = cache.values[layer][:, slots].float()
+            keys, values = cache.read(layer, slots, torch.float32)
             group = heads // keys.shape[0]
             keys = keys.repeat_interleave(group, dim=0)  # [heads, keys, head_size]
             values = values.repeat_interleave(group, dim=0)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from engine.attention_units import ItemColumns, UnitPlan, UnitRules, plan_units
 from engine.kv_cache import KVCache
+from engine.kv_quantization import LARGEST
 from engine.triton.attention import attention_kernel, merge_kernel
 from engine.triton.plan_buffer import DevicePlan, PlanBuffer, PlanSizes
 from engine.work_list import WorkItem
@@ -46,19 +47,23 @@ class TileShape:
     stages: int
 
 
-def tile_shapes(head_size: int, capability: int, *, is_fp32: bool = False) -> tuple[TileShape, TileShape]:
+def tile_shapes(
+    head_size: int, capability: int, *, is_fp32: bool = False, is_8_bit: bool = False
+) -> tuple[TileShape, TileShape]:
     """The small tile, for at most 16 packed rows, and the large one, for cards of compute capability 80, 90, ...
 
     Chosen so that nothing spills and shared memory suffices: 99 KiB below capability 90, where cards have as little.
-    Of five stages Triton spends three on reading page numbers first, so keys and values are two blocks deep.
+    Of five stages Triton spends three on reading page numbers first, so keys and values are two blocks deep. `is_fp32`
+    is about queries, `is_8_bit` about keys and values, whose conversion takes registers.
     """
     if is_fp32:  # no matrix units: for models that ask for it, and for checks
-        return TileShape(16, 16, 4, 3), TileShape(64, 16, 8, 3)
+        return TileShape(16, 16, 4, 3), TileShape(64, 16, 16, 3) if head_size <= 128 else TileShape(32, 16, 8, 3)
     if head_size <= 64:
         return TileShape(16, 64, 4, 5), TileShape(128, 64, 8, 5)
     if head_size <= 128:
         return TileShape(16, 64, 4, 5), TileShape(128, 64 if capability >= 90 else 32, 8, 5)
-    return TileShape(16, 32, 4, 5), TileShape(64, 32, 8, 5 if capability >= 90 else 3)
+    deep = capability >= 90 and not is_8_bit
+    return TileShape(16, 32, 4, 5), TileShape(64, 32, 8, 5 if deep else 3)
 
 
 def attention_constants(heads: int, kv_heads: int, head_size: int, page_size: int, shape: TileShape) -> dict[str, int]:
@@ -84,11 +89,11 @@ def merge_constants(heads: int, head_size: int) -> dict[str, int]:
     }
 
 
-def unavailable_reason(heads: int, kv_heads: int, head_size: int) -> str | None:
+def unavailable_reason(heads: int, kv_heads: int, head_size: int, *, is_fp32: bool = False) -> str | None:
     """Why `TritonAttention` cannot run a model of this shape, in words for a message; None if it can."""
     if head_size > 256:
         return f"the Triton kernels want head sizes up to 256, not {head_size}"
-    if heads // kv_heads > tile_shapes(head_size, LEAST_CAPABILITY)[-1].rows:
+    if heads // kv_heads > tile_shapes(head_size, LEAST_CAPABILITY, is_fp32=is_fp32)[-1].rows:
         return f"{heads // kv_heads} heads a KV head are too many for the Triton kernels"
     return None
 
@@ -118,13 +123,15 @@ class FixedPlans:
         head_size: int,
         like: Tensor,
         larger: FixedPlans | None = None,
+        *,
+        is_8_bit: bool = False,
     ) -> None:
-        """`like` has the dtype and device of queries. `larger` is for as many rows or more, and never used at the same
-        time: its scratch is shared."""
+        """`like` has the dtype and device of queries; `is_8_bit` is about the cache. `larger` is for as
+        many rows or more, and never used at the same time: its scratch is shared."""
         device = like.device
         self.rows = rows
         self.heads, self.kv_heads, self.device = heads, kv_heads, device
-        self.tiles = _tiles(head_size, like)
+        self.tiles = _tiles(head_size, like, is_8_bit)
         tasks = TASKS_PER_PROCESSOR * _processors(device)
         partial_rows = rows * (4 + tasks // kv_heads)
         units = 4 * rows + tasks
@@ -146,8 +153,8 @@ class FixedPlans:
 class TritonAttention:
     """`windows[layer]` is the number of most recent keys a row sees (itself included), or None for all.
 
-    Ask `unavailable_reason` before making one. Query and cache have the same dtype. `soft_cap` c turns scores s into
-    c tanh(s / c).
+    Ask `unavailable_reason` before making one. The cache has the dtype of queries, or 8 bits. `soft_cap` c turns
+    scores s into c tanh(s / c).
     """
 
     fuses_rotation = True
@@ -188,22 +195,25 @@ class TritonAttention:
         """See `AttentionBackend`."""
         keys, values = cache.keys[layer], cache.values[layer]
         rows, heads, head_size = query.shape
-        assert query.dtype == keys.dtype == values.dtype
+        scales = cache.scales(layer)
+        assert keys.dtype == values.dtype
+        assert keys.dtype == query.dtype if scales is None else keys.dtype in LARGEST
         assert keys.stride() == values.stride()
         assert query.stride(2) == keys.stride(2) == 1
         assert rows == len(self._items.positions)
         window = self._windows[layer]
+        tiles = _tiles(head_size, query, scales is not None)
         if window not in self._prepared:
-            plan = self._plan(window, heads, keys.shape[0], _tiles(head_size, query), query.device)
+            plan = self._plan(window, heads, keys.shape[0], tiles, query.device)
             buffer = PlanBuffer(PlanSizes.of(plan, self._items), query.device)
             self._provide_scratch(plan.partial_rows * heads, head_size, query.device)
             self._prepared[window] = _Prepared(buffer.send(plan, self._items), *self._scratch)
         prepared = self._prepared[window]
         plan_on_device = prepared.plan
         output = torch.empty((rows, heads, head_size), dtype=query.dtype, device=query.device)
-        for shape, units in zip(_tiles(head_size, query), plan_on_device.units, strict=True):
+        for shape, units in zip(tiles, plan_on_device.units, strict=True):
             if len(units):
-                self._launch(shape, units, prepared, window, query, keys, values, output)
+                self._launch(shape, units, prepared, window, query, keys, values, scales, output)
         if len(plan_on_device.merge_rows):
             constants = merge_constants(heads, head_size)
             merge_kernel[(len(plan_on_device.merge_rows), triton.cdiv(heads, constants["BLOCK_HEADS"]))](
@@ -226,6 +236,7 @@ class TritonAttention:
         query: Tensor,
         keys: Tensor,
         values: Tensor,
+        scales: tuple[Tensor, Tensor] | None,
         output: Tensor,
     ) -> None:
         _, heads, head_size = query.shape
@@ -233,6 +244,7 @@ class TritonAttention:
             query,
             keys,
             values,
+            *(scales or (keys, values)),
             output,
             prepared.partial_output,
             prepared.partial_log_sum_exp,
@@ -244,12 +256,14 @@ class TritonAttention:
             query.stride(1),
             keys.stride(0),
             keys.stride(1),
+            0 if scales is None else scales[0].stride(0),
             self._scale,
             self._soft_cap or 0.0,
             window or 0,
             **attention_constants(heads, keys.shape[0], head_size, self._page_size, shape),
             HAS_WINDOW=window is not None,
             HAS_SOFT_CAP=self._soft_cap is not None,
+            QUANTIZED=scales is not None,
             WIDEN=query.dtype == torch.bfloat16 and query.device.type == "cpu",
             num_warps=shape.warps,
             num_stages=shape.stages,
@@ -288,10 +302,10 @@ def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _tiles(head_size: int, values: Tensor) -> tuple[TileShape, TileShape]:
-    """The tiles for values of this dtype and device; the interpreter takes those of bf16 for all."""
-    is_fp32 = values.is_cuda and values.dtype == torch.float32
-    return tile_shapes(head_size, _capability(values.device), is_fp32=is_fp32)
+def _tiles(head_size: int, query: Tensor, is_8_bit: bool) -> tuple[TileShape, TileShape]:
+    """The tiles for queries of this dtype and device; the interpreter takes those of bf16 for all."""
+    is_fp32 = query.is_cuda and query.dtype == torch.float32
+    return tile_shapes(head_size, _capability(query.device), is_fp32=is_fp32, is_8_bit=is_8_bit)
 
 
 @cache

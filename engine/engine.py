@@ -15,7 +15,8 @@ from engine.cache_check import check_cache, page_counts
 from engine.drafts import Drafter
 from engine.forward_work import ForwardWork
 from engine.kv_cache import KVCache
-from engine.kv_memory import kv_page_bytes
+from engine.kv_memory import kv_page_bytes, kv_value_bytes
+from engine.kv_quantization import KV_DTYPES
 from engine.page_pool import PagePool
 from engine.prefix_order import depth_first_order
 from engine.radix_cache import Node, RadixCache
@@ -51,6 +52,7 @@ class EngineSettings:
 
     kv_pages: int
     page_size: int = 16
+    kv_dtype: str = "auto"  # keys and values as the model computes them, or in 8 bits: "int8" or "fp8"
     step_tokens: int = 1024
     max_rows: int = MAX_ROWS
     reserved_output: float = (
@@ -99,7 +101,8 @@ class Engine:
         self.statistics = EngineStatistics()
         self.last_step: StepRecord | None = None
         self.work = ForwardWork.of(config)
-        self.kv_page_bytes = kv_page_bytes(config, settings.page_size, dtype.itemsize)
+        value_bytes = kv_value_bytes(settings.kv_dtype, dtype.itemsize)
+        self.kv_page_bytes = kv_page_bytes(config, settings.page_size, value_bytes)
         pool = PagePool(settings.kv_pages)
         self.cache = RadixCache(pool, settings.page_size, keep_unneeded=settings.keep_unneeded)
         self._scheduler = Scheduler(
@@ -114,11 +117,17 @@ class Engine:
             head_size=config.head_size,
             pages=settings.kv_pages,
             page_size=settings.page_size,
-            dtype=dtype,
+            dtype=KV_DTYPES.get(settings.kv_dtype, dtype),
             device=device,
         )
         attention = make_attention(
-            settings.attention, config, settings.page_size, dtype, device, deterministic=settings.deterministic
+            settings.attention,
+            config,
+            settings.page_size,
+            dtype,
+            device,
+            deterministic=settings.deterministic,
+            kv_dtype=settings.kv_dtype,
         )
         # Where a document ends depends on what else is planned, so sharing would let other rows into a row's sums.
         share_prefixes = settings.share_prefixes and not settings.deterministic
@@ -130,7 +139,7 @@ class Engine:
             vocabulary_size=config.vocabulary_size,
             share_prefixes=share_prefixes,
             row_block=row_block,
-            padded=self._padded_decode(model, kv_cache, attention),
+            padded=self._padded_decode(model, kv_cache, attention, dtype),
         )
         drafter = None
         if settings.drafts:
@@ -236,7 +245,9 @@ class Engine:
             assert counts.in_use == 0, "pages are in use although nothing runs"
             assert all(node.planned == 0 and node.locks == 0 for node in self.cache.nodes())
 
-    def _padded_decode(self, model: Model, cache: KVCache, attention: AttentionBackend) -> PaddedDecode | None:
+    def _padded_decode(
+        self, model: Model, cache: KVCache, attention: AttentionBackend, dtype: torch.dtype
+    ) -> PaddedDecode | None:
         """Decoding steps as CUDA graphs, on a GPU unless the settings say no."""
         if not self.settings.graphs or cache.keys.device.type != "cuda" or not attention.fuses_rotation:
             return None
@@ -245,7 +256,7 @@ class Engine:
 
         assert isinstance(attention, TritonAttention)
         rows = min(self.settings.step_tokens, GRAPH_ROWS_A_SEQUENCE * self.settings.max_rows)
-        return PaddedDecode(model.forward, self.config, cache, attention, most_rows=rows, replay=True)
+        return PaddedDecode(model.forward, self.config, cache, attention, dtype=dtype, most_rows=rows, replay=True)
 
     def _reason_not_to_run(self, request: Request, max_output_tokens: int) -> str | None:
         prompt_tokens, context = len(request.prompt), self.config.context_length

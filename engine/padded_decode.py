@@ -55,14 +55,17 @@ class PaddedDecode:
         cache: KVCache,
         attention: TritonAttention,
         *,
+        dtype: torch.dtype,
         most_rows: int,
         replay: bool,
     ) -> None:
-        """`forward` is a decoder's, of all rows. Steps of more than `most_rows` rows are left to the caller."""
+        """`forward` is a decoder's, of all rows, with queries of `dtype`. Steps of more than `most_rows` rows are left
+        to the caller."""
         self._forward = forward
         self._config = config
         self._cache = cache
         self._attention = attention
+        self._queries = torch.empty(0, dtype=dtype, device=cache.keys.device)
         self._replay = replay
         self._row_buckets = row_buckets(most_rows)
         self._buckets: dict[int, _Bucket] = {}
@@ -114,8 +117,9 @@ class PaddedDecode:
             config.heads,
             config.kv_heads,
             config.head_size,
-            self._cache.keys,
+            self._queries,
             larger,
+            is_8_bit=self._cache.key_scales is not None,
         )
 
     def _capture(self, bucket: _Bucket) -> None:

@@ -45,5 +45,8 @@ class FusedStepAttention(StepAttention):
         from engine.triton.row_operations import rotate_and_write  # not at the top: Triton is there on Linux only
 
         keys, values = self._cache.keys[layer], self._cache.values[layer]
-        query = rotate_and_write(heads, cosine, sine, norms, epsilon, keys, values, self._write_rows, self._write_slots)
+        scales = self._cache.scales(layer)
+        query = rotate_and_write(
+            heads, cosine, sine, norms, epsilon, keys, values, self._write_rows, self._write_slots, scales
+        )
         return self._attention.run(layer, query, self._cache)

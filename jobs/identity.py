@@ -31,18 +31,26 @@ _BACKEND_PACKAGES = {"index": "outlines_core", "llguidance": "llguidance"}
 class RequestIdentity:
     """Makes the digests for the rows of one job with one model.
 
-    `dtype` is the job's setting, not what `auto` became: the same job on another machine is the same request.
+    `dtype` and `kv_dtype` are the job's settings, not what `auto` became: the same job on another machine is the same
+    request.
     """
 
     def __init__(
-        self, *, prompt: PromptSettings, sampling: SamplingSettings, model_fingerprint: str, dtype: str = "auto"
+        self,
+        *,
+        prompt: PromptSettings,
+        sampling: SamplingSettings,
+        model_fingerprint: str,
+        dtype: str = "auto",
+        kv_dtype: str = "auto",
     ) -> None:
         self._sampling = asdict(sampling)
         self._fingerprint = model_fingerprint
         self._common = {
             "prompt": _short(asdict(prompt)),
             "sampling": _short(self._sampling),
-            "model": _short([model_fingerprint, dtype]),
+            # Answers from before there was a kv_dtype had that of the model.
+            "model": _short([model_fingerprint, dtype, *([] if kv_dtype == "auto" else [kv_dtype])]),
         }
         self._parts: dict[tuple[str, str], dict[str, str]] = {}
         self._settings: dict[str, str] = {}

@@ -87,10 +87,14 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """`[engine]`: `kv_memory` in bytes and `step_tokens` in tokens; None means that the engine decides."""
+    """`[engine]`: `kv_memory` in bytes and `step_tokens` in tokens; None means that the engine decides.
+
+    `kv_dtype` is the format of cached keys and values: `auto` is that of the model, the others have 8 bits.
+    """
 
     kv_memory: int | None = None
     page_size: int = 16
+    kv_dtype: str = "auto"
     step_tokens: int | None = None
     deterministic: bool = False
 

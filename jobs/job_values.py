@@ -160,6 +160,7 @@ SECTIONS: dict[str, dict[str, Setting]] = {
     "engine": {
         "kv_memory": Setting('"auto", a size such as "4GiB" or "512MiB", or a whole number of bytes', _auto_or(_bytes)),
         "page_size": _whole(1),
+        "kv_dtype": _choice("auto", "int8", "fp8"),
         "step_tokens": Setting('"auto" or a whole number of at least 1', _auto_or(_positive)),
         "deterministic": Setting("true or false", _flag),
     },

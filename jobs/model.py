@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from engine.errors import ModelError
-from engine.kv_memory import kv_pages_in
+from engine.kv_memory import kv_pages_in, kv_value_bytes
 from engine.model_config import ModelConfig
 from engine.model_source import ModelFolder, cache_folder, model_fingerprint, resolve_model
 from engine.tokenizer import load_tokenizer, stop_token_ids
@@ -69,10 +69,13 @@ class JobModel:
 def make_engine(job: Job, model: JobModel, plan: Plan) -> Engine:
     """Load the weights and make an engine with room for the plan. Raises ModelError."""
     device = choose_device(job.model.device)
+    check_kv_device(job.engine.kv_dtype, device)
     dtype = choose_dtype(job.model.dtype, device)
     if device == "cpu":
         settings = engine_settings(job, model, plan, dtype, device)
-        return make_engine_of(load_decoder(model, dtype, device), model, settings, dtype, device)
+        decoder = load_decoder(model, dtype, device)
+        try_kv_dtype(decoder, model, job.engine.kv_dtype, dtype, device)
+        return make_engine_of(decoder, model, settings, dtype, device)
     return _make_engine_on_gpu(job, model, plan, dtype, device)
 
 
@@ -82,6 +85,7 @@ def _make_engine_on_gpu(job: Job, model: JobModel, plan: Plan, dtype: torch.dtyp
 
     with explained_out_of_memory("the model's weights", "choose a smaller model, or set model.device to cpu"):
         decoder = load_decoder(model, dtype, device)
+        try_kv_dtype(decoder, model, job.engine.kv_dtype, dtype, device)
     settings = engine_settings(job, model, plan, dtype, device)
     if job.engine.kv_memory is None:
         limit = kv_memory_bytes(decoder, step_tokens=settings.step_tokens, sampled_rows=settings.max_rows)
@@ -96,6 +100,18 @@ def load_decoder(model: JobModel, dtype: torch.dtype, device: str) -> Decoder:
     from engine.weights import load_weights
 
     return Decoder(model.config, load_weights(model.folder, model.config, dtype, device))
+
+
+def try_kv_dtype(decoder: Decoder, model: JobModel, kv_dtype: str, dtype: torch.dtype, device: str) -> None:
+    """Find out whether keys and values of 8 bits do for this model. Raises ModelError if they don't."""
+    if kv_dtype == "auto":
+        return
+    import numpy as np
+
+    from engine.kv_check import PROBE_TEXT, check_kv_dtype
+
+    ids = model.tokenizer.encode(PROBE_TEXT, add_special_tokens=False)[: model.config.context_length]
+    check_kv_dtype(decoder, np.array(ids), kv_dtype, dtype, device)
 
 
 def make_engine_of(
@@ -121,7 +137,7 @@ def engine_settings(
     limit = job.engine.kv_memory
     if limit is None:
         limit = int(free_memory_bytes(device) * SHARE_OF_FREE_MEMORY) if memory_bytes is None else memory_bytes
-    pages = kv_pages_in(limit, model.config, page_size, dtype.itemsize)
+    pages = kv_pages_in(limit, model.config, page_size, kv_value_bytes(job.engine.kv_dtype, dtype.itemsize))
     if pages < 1:
         raise ModelError(f"engine.kv_memory is {limit} bytes, which holds no KV page of this model; raise it.")
     if job.engine.kv_memory is None:
@@ -130,6 +146,7 @@ def engine_settings(
     return EngineSettings(
         kv_pages=pages,
         page_size=page_size,
+        kv_dtype=job.engine.kv_dtype,
         step_tokens=step_tokens,
         deterministic=job.engine.deterministic,
         keep_unneeded=False,  # the plan is whole: what it does not need, nobody will ask for
@@ -150,6 +167,24 @@ def choose_device(name: str) -> str:
             there = ", ".join(f"cuda:{index}" for index in range(gpus))
             raise ModelError(f"model.device is {name!r}, but torch finds {there} only; use one that is there.")
     return name
+
+
+def check_kv_device(kv_dtype: str, device: str) -> None:
+    """Raises ModelError if keys and values can't be in this format on this device."""
+    if kv_dtype != "fp8":
+        return
+    if device == "cpu":
+        raise ModelError("engine.kv_dtype is fp8, which needs a GPU; use int8 or auto on the CPU.")
+    import torch
+
+    from engine.kv_quantization import LEAST_FP8_CAPABILITY
+
+    major, minor = torch.cuda.get_device_capability(device)
+    if 10 * major + minor < LEAST_FP8_CAPABILITY:
+        raise ModelError(
+            f"engine.kv_dtype is fp8, which needs a GPU of compute capability {LEAST_FP8_CAPABILITY / 10} or more, and "
+            f"this one has {major}.{minor}; use int8 or auto."
+        )
 
 
 def choose_dtype(name: str, device: str) -> torch.dtype:

@@ -71,7 +71,11 @@ def _planned(job: Job, model: JobModel, observer: Observer, select: Selection) -
         prompts=prompts,
         schemas=schemas,
         identity=RequestIdentity(
-            prompt=job.prompt, sampling=job.sampling, model_fingerprint=model.fingerprint, dtype=job.model.dtype
+            prompt=job.prompt,
+            sampling=job.sampling,
+            model_fingerprint=model.fingerprint,
+            dtype=job.model.dtype,
+            kv_dtype=job.engine.kv_dtype,
         ),
         context_length=context_length,
         max_tokens=max_tokens,

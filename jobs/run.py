@@ -23,7 +23,7 @@ from jobs.errors import OutputError
 from jobs.job_file import resolve_path
 from jobs.job_settings import Job
 from jobs.journal_records import RunEnding
-from jobs.model import choose_device, make_engine
+from jobs.model import check_kv_device, choose_device, make_engine
 from jobs.observe import SILENT, Observer, Progress, Stopped, StopRequest
 from jobs.output_lock import OutputLock
 from jobs.plan import PlannedRow, RejectedRow, row_seed
@@ -102,7 +102,8 @@ def run_job(
                 open_existing(database, wait_seconds)
                 prepared = prepare(job, observer, select)
                 if prepared.plan.rows:
-                    choose_device(job.model.device)  # a GPU that is not here is found before anything is written
+                    # A GPU that is not here, or is too old, is found before anything is written.
+                    check_kv_device(job.engine.kv_dtype, choose_device(job.model.device))
             for note in prepared.plan.notes:
                 observer.on_note(note)
             return _Run(prepared, stop, observer, started).execute()

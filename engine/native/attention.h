@@ -24,6 +24,8 @@ typedef struct {
     const void *query; /* [rows, heads, head_size], the last dimension dense */
     const void *keys;  /* [kv_heads, slots, head_size] of one layer, the last dimension dense */
     const void *values;
+    const float *key_scales; /* [kv_heads, slots] if keys and values are int8, which count so many each; else NULL */
+    const float *value_scales;
     void *output; /* [rows, heads, head_size], dense */
     const int64_t *positions;
     const int32_t *pages;
@@ -40,6 +42,7 @@ typedef struct {
     int64_t query_head_stride;
     int64_t kv_head_stride;
     int64_t slot_stride;
+    int64_t scale_head_stride;
     int32_t unit_count;
     int32_t merge_count;
     int32_t partial_rows;
@@ -81,6 +84,20 @@ typedef struct {
     int64_t size;
 } GatedRows;
 
+/* Rows [writes, kv_heads, head_size] to int8 with a scale for each head, in `slots` of a layer's cache. */
+typedef struct {
+    const void *rows;
+    int64_t row_stride;
+    int64_t head_stride;
+    const int64_t *slots;
+    int8_t *cache; /* [kv_heads, slots, head_size], slots dense */
+    int64_t cache_head_stride;
+    float *scales; /* [kv_heads, slots] */
+    int64_t scale_head_stride;
+    int64_t kv_heads;
+    int64_t head_size;
+} QuantizedWrite;
+
 /* Weights [outputs, inputs], dense, and where their panels go; see linear.h. */
 typedef struct {
     const void *rows;
@@ -110,6 +127,7 @@ typedef struct {
     void (*add_rms_norm)(const Norm *norm, int64_t start, int64_t end);
     void (*rotate)(const Rotation *rotation, int64_t start, int64_t end);
     void (*silu_multiply)(const GatedRows *gated, int64_t start, int64_t end);
+    void (*write_quantized)(const QuantizedWrite *write, int64_t start, int64_t end);
     void (*pack_panel)(const PackedWeight *weight, int64_t panel);
     void (*multiply_panel)(const Product *product, int64_t start, int64_t end, int64_t panel);
     int64_t (*argmax_row)(const float *logits, const uint32_t *mask, int64_t size, int *is_number);

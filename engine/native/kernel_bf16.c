@@ -42,6 +42,24 @@ static inline __attribute__((always_inline)) __m512i pair_rows(const Element *ev
     return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
 }
 
+/* 16 int8 as fp32, which has them in its upper halves: bf16 holds whole numbers up to 256. */
+static inline __attribute__((always_inline)) __m512i widen_bytes(__m128i bytes) {
+    return _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)));
+}
+
+/* int8 to words of two elements; the words whose bits are not in `mask` are zero, and their bytes are not read. */
+static inline __attribute__((always_inline)) __m512i widen_words(const int8_t *source, __mmask16 mask) {
+    __m256i bytes = _mm256_maskz_loadu_epi16(mask, source);
+    __m512i low = widen_bytes(_mm256_castsi256_si128(bytes)), high = widen_bytes(_mm256_extracti128_si256(bytes, 1));
+    return (__m512i)_mm512_cvtne2ps_pbh(_mm512_castsi512_ps(high), _mm512_castsi512_ps(low));
+}
+
+static inline __attribute__((always_inline)) __m512i pair_bytes(const int8_t *even, const int8_t *odd) {
+    __m512i low = widen_bytes(_mm_loadu_si128((const __m128i *)even));
+    __m512i high = widen_bytes(_mm_loadu_si128((const __m128i *)odd));
+    return _mm512_or_si512(_mm512_srli_epi32(low, 16), high);
+}
+
 #define KERNEL docqa_kernel_bf16
 #include "unit.h"
 #endif

@@ -37,6 +37,17 @@ static inline __attribute__((always_inline)) __m512i pair_rows(const Element *ev
     return _mm512_loadu_si512(even);
 }
 
+/* int8 to words; the words whose bits are not in `mask` are zero, and their bytes are not read. */
+static inline __attribute__((always_inline)) __m512i widen_words(const int8_t *source, __mmask16 mask) {
+    __m512i whole = _mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(mask, source));
+    return _mm512_castps_si512(_mm512_cvtepi32_ps(whole));
+}
+
+static inline __attribute__((always_inline)) __m512i pair_bytes(const int8_t *even, const int8_t *odd) {
+    (void)odd;
+    return widen_words(even, 0xffff);
+}
+
 #define KERNEL docqa_kernel_fp32
 #include "unit.h"
 #endif

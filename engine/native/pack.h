@@ -4,8 +4,10 @@ static const Element zero_vector[MAX_HEAD_SIZE]; /* what is packed where a block
 
 /* Where a block's keys and values lie, padded with zeros to a multiple of LANES. */
 typedef struct {
-    const Element *keys[BLOCK_KEYS];
-    const Element *values[BLOCK_KEYS];
+    const void *keys[BLOCK_KEYS];
+    const void *values[BLOCK_KEYS];
+    float key_scales[BLOCK_KEYS]; /* of int8 keys and values only, zero for padding */
+    float value_scales[BLOCK_KEYS];
     int first; /* key of the item */
     int count;
 } Block;
@@ -36,8 +38,9 @@ INLINE void transpose_words(__m512i rows[LANES]) {
     }
 }
 
-/* Keys of `sources` [count, a multiple of 16] to panels [count / 64][words][64]. */
-static void pack_keys(uint32_t *packed, const Element *const *sources, int count, int words) {
+/* Keys of `sources` [count, a multiple of 16] to panels [count / 64][words][64]; `quantized` ones are int8, and become
+   elements exactly. */
+INLINE void pack_keys(uint32_t *packed, const void *const *sources, int count, int words, const bool quantized) {
     for (int key = 0; key < count; key += LANES) {
         uint32_t *target = packed + (ptrdiff_t)(key / PANEL) * words * PANEL + key % PANEL;
         for (int word = 0; word < words; word += LANES) {
@@ -46,7 +49,8 @@ static void pack_keys(uint32_t *packed, const Element *const *sources, int count
             __m512i rows[LANES];
 #pragma GCC unroll 16
             for (int i = 0; i < LANES; i++)
-                rows[i] = _mm512_maskz_loadu_epi32(mask, (const char *)sources[key + i] + word * 4);
+                rows[i] = quantized ? widen_words((const int8_t *)sources[key + i] + word * ELEMENTS_IN_WORD, mask)
+                                    : _mm512_maskz_loadu_epi32(mask, (const char *)sources[key + i] + word * 4);
             transpose_words(rows);
             if (present == LANES) {
 #pragma GCC unroll 16
@@ -61,45 +65,59 @@ static void pack_keys(uint32_t *packed, const Element *const *sources, int count
 }
 
 /* Values of `sources` [count, a multiple of 16] to panels [head_size / 64][count / elements in a word][64]. */
-static void pack_values(uint32_t *packed, const Element *const *sources, int count, int head_size) {
+INLINE void pack_values(uint32_t *packed, const void *const *sources, int count, int head_size, const bool quantized) {
     int steps = count / ELEMENTS_IN_WORD;
     for (int step = 0; step < steps; step++) {
-        const Element *even = sources[step * ELEMENTS_IN_WORD];
-        const Element *odd = sources[step * ELEMENTS_IN_WORD + ELEMENTS_IN_WORD - 1];
+        const void *even = sources[step * ELEMENTS_IN_WORD];
+        const void *odd = sources[step * ELEMENTS_IN_WORD + ELEMENTS_IN_WORD - 1];
         for (int column = 0; column < head_size; column += LANES) {
             uint32_t *target = packed + ((ptrdiff_t)(column / PANEL) * steps + step) * PANEL + column % PANEL;
-            _mm512_storeu_si512(target, pair_rows(even + column, odd + column));
+            __m512i words = quantized ? pair_bytes((const int8_t *)even + column, (const int8_t *)odd + column)
+                                      : pair_rows((const Element *)even + column, (const Element *)odd + column);
+            _mm512_storeu_si512(target, words);
         }
     }
 }
 
 static int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 
+static ptrdiff_t kv_value_bytes(const Attention *attention) { return attention->key_scales ? 1 : sizeof(Element); }
+
 /* The block of a unit's keys [first, high), at most BLOCK_KEYS of them; no keys if first >= high. */
 static void find_block(Block *block, const Attention *attention, const Unit *unit, int kv_head, int first, int high) {
-    const Element *keys = (const Element *)attention->keys + kv_head * attention->kv_head_stride;
-    const Element *values = (const Element *)attention->values + kv_head * attention->kv_head_stride;
+    ptrdiff_t value_bytes = kv_value_bytes(attention), head_start = kv_head * attention->kv_head_stride * value_bytes;
+    ptrdiff_t slot_bytes = attention->slot_stride * value_bytes;
+    const char *keys = (const char *)attention->keys + head_start;
+    const char *values = (const char *)attention->values + head_start;
+    ptrdiff_t first_scale = kv_head * attention->scale_head_stride;
     const int32_t *pages = attention->pages + unit->page_start;
     int page = first / attention->page_size, offset = first % attention->page_size;
     int present = first >= high ? 0 : high - first < BLOCK_KEYS ? high - first : BLOCK_KEYS;
     block->first = first;
     block->count = round_up(present, LANES);
     for (int key = 0; key < present; key++) {
-        ptrdiff_t slot = ((ptrdiff_t)pages[page] * attention->page_size + offset) * attention->slot_stride;
-        block->keys[key] = keys + slot;
-        block->values[key] = values + slot;
+        ptrdiff_t slot = (ptrdiff_t)pages[page] * attention->page_size + offset;
+        block->keys[key] = keys + slot * slot_bytes;
+        block->values[key] = values + slot * slot_bytes;
+        if (attention->key_scales) {
+            block->key_scales[key] = attention->key_scales[first_scale + slot];
+            block->value_scales[key] = attention->value_scales[first_scale + slot];
+        }
         if (++offset == attention->page_size) {
             offset = 0;
             page++;
         }
     }
-    for (int key = present; key < block->count; key++) block->keys[key] = block->values[key] = zero_vector;
+    for (int key = present; key < block->count; key++) {
+        block->keys[key] = block->values[key] = zero_vector;
+        block->key_scales[key] = block->value_scales[key] = 0;
+    }
 }
 
 /* Asks for keys and values [start, end) of a block: pages lie anywhere, so the hardware cannot guess them. */
-static void prefetch_sources(const Block *block, int start, int end, int head_size) {
+static void prefetch_sources(const Block *block, int start, int end, ptrdiff_t head_bytes) {
     for (int key = start; key < end; key++) {
-        for (ptrdiff_t byte = 0; byte < head_size * (ptrdiff_t)sizeof(Element); byte += 64) {
+        for (ptrdiff_t byte = 0; byte < head_bytes; byte += 64) {
             _mm_prefetch((const char *)block->keys[key] + byte, _MM_HINT_T1);
             _mm_prefetch((const char *)block->values[key] + byte, _MM_HINT_T1);
         }

@@ -13,6 +13,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from engine import native
+from engine.kv_quantization import quantize
 from engine.rotary import rotate as rotate_by_torch
 
 _VECTOR_LANES = 16
@@ -109,6 +110,31 @@ def write_slots(cache_layer: Tensor, slots: Tensor, rows: Tensor) -> None:
     )
 
 
+def write_quantized(cache_layer: Tensor, scales: Tensor, slots: Tensor, rows: Tensor) -> None:
+    """`write_slots` for a cache of 8 bits with `scales` [kv_heads, slots], see `engine.kv_quantization`."""
+    is_native = cache_layer.dtype == torch.int8 and _can_run(rows, rows.shape[2])
+    if not is_native or rows.stride(2) != 1 or not cache_layer[0].is_contiguous():
+        quantized, new_scales = quantize(rows, cache_layer.dtype)
+        # As bytes: torch has no index operators for 8-bit floats.
+        cache_layer.view(torch.uint8).index_copy_(1, slots, quantized.view(torch.uint8).transpose(0, 1))
+        scales.index_copy_(1, slots, new_scales.transpose(0, 1))
+        return
+    assert slots.is_contiguous()
+    _functions().docqa_write_quantized(
+        rows.data_ptr(),
+        rows.stride(0),
+        rows.stride(1),
+        slots.data_ptr(),
+        cache_layer.data_ptr(),
+        cache_layer.stride(0),
+        scales.data_ptr(),
+        scales.stride(0),
+        *rows.shape,
+        torch.get_num_threads(),
+        native.ELEMENT_CODES[rows.dtype],
+    )
+
+
 def _can_run(rows: Tensor, size: int) -> bool:
     return size % _VECTOR_LANES == 0 and rows.device.type == "cpu" and _supports(rows.dtype)
 
@@ -125,5 +151,8 @@ def _functions() -> ctypes.CDLL:
     library.docqa_add_rms_norm.argtypes = [*[_POINTER] * 4, _LONG, _LONG, ctypes.c_float, _INT, _INT]
     library.docqa_rotate.argtypes = [_POINTER, _LONG, _LONG, *[_POINTER] * 3, _LONG, _LONG, _LONG, _INT, _INT]
     library.docqa_silu_multiply.argtypes = [_POINTER, _POINTER, _LONG, _LONG, _INT, _INT]
+    library.docqa_write_quantized.argtypes = [
+        _POINTER, _LONG, _LONG, _POINTER, _POINTER, _LONG, _POINTER, _LONG, _LONG, _LONG, _LONG, _INT, _INT,
+    ]  # fmt: skip
     library.docqa_write_slots.argtypes = [_POINTER, _LONG, _POINTER, _LONG, _LONG, _POINTER, _LONG, _LONG, _LONG]
     return library

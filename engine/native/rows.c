@@ -41,6 +41,14 @@ void docqa_silu_multiply(const void *input, void *output, int64_t rows, int64_t 
     for_rows((RowFunction)kernel_of(element)->silu_multiply, &gated, rows, size, threads);
 }
 
+void docqa_write_quantized(const void *rows, int64_t row_stride, int64_t head_stride, const int64_t *slots, void *cache,
+                           int64_t cache_head_stride, float *scales, int64_t scale_head_stride, int64_t writes,
+                           int64_t kv_heads, int64_t head_size, int threads, int element) {
+    QuantizedWrite write = {rows,   row_stride,        head_stride, slots,    cache, cache_head_stride,
+                            scales, scale_head_stride, kv_heads,    head_size};
+    for_rows((RowFunction)kernel_of(element)->write_quantized, &write, writes, kv_heads * head_size, threads);
+}
+
 /* The most likely allowed token of each row of `logits` [rows, size]; `masks` [rows, mask_words], or NULL. Returns
    whether all allowed logits are numbers. */
 int docqa_masked_argmax(const float *logits, const uint32_t *masks, int64_t *tokens, int64_t rows, int64_t size,

@@ -22,6 +22,14 @@ INLINE __m512 exponential(__m512 x) {
     return _mm512_scalef_ps(power, whole);
 }
 
+/* Scores of keys that are stored as whole numbers, each times its key's scale. */
+static void scale_scores(float *scores, int columns, const float *scales) {
+    for (int column = 0; column < columns; column += LANES) {
+        __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(scores + column), _mm512_loadu_ps(scales + column));
+        _mm512_storeu_ps(scores + column, scaled);
+    }
+}
+
 /* Hides the scores of keys outside [low, high). */
 static void hide_scores(float *scores, int columns, int low, int high) {
     const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -40,9 +48,10 @@ INLINE void rescale(float *values, int count, float factor) {
 }
 
 /* One row of `columns` scores to weights 2^((score - maximum) * log2_scale), with the row's state: a
-   reference maximum, sums [16] (lane by lane, added up at the end) and output [head_size], rescaled when it moves. */
-INLINE void softmax_row(const float *scores, Element *weights, int columns, float log2_scale, float *maximum,
-                        float *sums, float *output, int head_size) {
+   reference maximum, sums [16] (lane by lane, added up at the end) and output [head_size], rescaled when it moves.
+   With `value_scales` the weights are times the scale of their value; the sums are not. */
+INLINE void softmax_row(const float *scores, const float *value_scales, Element *weights, int columns,
+                        float log2_scale, float *maximum, float *sums, float *output, int head_size) {
     __m512 largest = _mm512_loadu_ps(scores);
     for (int column = LANES; column < columns; column += LANES)
         largest = _mm512_max_ps(largest, _mm512_loadu_ps(scores + column));
@@ -60,6 +69,7 @@ INLINE void softmax_row(const float *scores, Element *weights, int columns, floa
         __m512 score = _mm512_loadu_ps(scores + column);
         __m512 weight = exponential(_mm512_fmadd_ps(score, _mm512_set1_ps(log2_scale), offset));
         total = _mm512_add_ps(total, weight);
+        if (value_scales) weight = _mm512_mul_ps(weight, _mm512_loadu_ps(value_scales + column));
         store_elements(weights + column, weight);
     }
     _mm512_storeu_ps(sums, total);

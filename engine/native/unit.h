@@ -1,6 +1,6 @@
 /* One unit of attention: a tile of packed query rows against a range of keys. Included once for each element type,
-   which defines Element, ELEMENTS_IN_WORD, KERNEL, multiply_add, load_elements, store_elements, load_some, store_some
-   and pair_rows. */
+   which defines Element, ELEMENTS_IN_WORD, KERNEL, multiply_add, load_elements, store_elements, load_some, store_some,
+   pair_rows, and widen_words and pair_bytes for keys and values of 8 bits. */
 
 #include <math.h>
 
@@ -81,31 +81,34 @@ static void visible_range(const Workspace *space, int start, int end, int *low, 
     }
 }
 
-/* Rows [start, end) against the packed block, whose first key is `block` and which holds `block_keys` (padded). */
-static void run_strip(const Attention *attention, const Workspace *space, int start, int end, int block,
-                      int block_keys, float log2_scale) {
+/* Rows [start, end) against the packed block. */
+static void run_strip(const Attention *attention, const Workspace *space, int start, int end, const Block *block,
+                      float log2_scale) {
     int head_size = attention->head_size, words = head_size / ELEMENTS_IN_WORD;
     int low, high;
     visible_range(space, start, end, &low, &high);
-    if (high <= block || low >= block + block_keys) return;
-    int keys = high - block < block_keys ? round_up(high - block, LANES) : block_keys;
+    if (high <= block->first || low >= block->first + block->count) return;
+    int keys = high - block->first < block->count ? round_up(high - block->first, LANES) : block->count;
 
     for (int key = 0; key < keys; key += PANEL) {
         int vectors = keys - key < PANEL ? (keys - key) / LANES : PANEL / LANES;
         multiply(space->scores + key, BLOCK_KEYS, space->queries + (ptrdiff_t)start * words, words,
                  space->keys + (ptrdiff_t)key * words, words, false, end - start, vectors);
     }
+    const float *value_scales = attention->value_scales ? block->value_scales : NULL;
     for (int row = start; row < end; row++) {
         float *scores = space->scores + (row - start) * BLOCK_KEYS;
-        int row_low = space->low[row] - block, row_high = space->high[row] - block;
+        if (attention->key_scales) scale_scores(scores, keys, block->key_scales);
+        int row_low = space->low[row] - block->first, row_high = space->high[row] - block->first;
         if (row_low > 0 || row_high < keys) hide_scores(scores, keys, row_low, row_high);
-        softmax_row(scores, space->weights + (row - start) * BLOCK_KEYS, keys, log2_scale, space->maxima + row,
-                    space->sums + row * LANES, space->outputs + (ptrdiff_t)row * head_size, head_size);
+        softmax_row(scores, value_scales, space->weights + (row - start) * BLOCK_KEYS, keys, log2_scale,
+                    space->maxima + row, space->sums + row * LANES, space->outputs + (ptrdiff_t)row * head_size,
+                    head_size);
     }
     for (int column = 0; column < head_size; column += PANEL) {
         int vectors = head_size - column < PANEL ? (head_size - column) / LANES : PANEL / LANES;
         multiply(space->outputs + (ptrdiff_t)start * head_size + column, head_size, (const uint32_t *)space->weights,
-                 BLOCK_KEYS / ELEMENTS_IN_WORD, space->values + (ptrdiff_t)column * (block_keys / ELEMENTS_IN_WORD),
+                 BLOCK_KEYS / ELEMENTS_IN_WORD, space->values + (ptrdiff_t)column * (block->count / ELEMENTS_IN_WORD),
                  keys / ELEMENTS_IN_WORD, true, end - start, vectors);
     }
 }
@@ -115,10 +118,10 @@ static void run_strips(const Attention *attention, const Workspace *space, int r
                        const Block *next) {
     float log2_scale = attention->scale * 1.4426950408889634f;
     int strips = (rows + STRIP_ROWS - 1) / STRIP_ROWS;
+    ptrdiff_t head_bytes = attention->head_size * kv_value_bytes(attention);
     for (int strip = 0; strip < strips; strip++) {
-        prefetch_sources(next, next->count * strip / strips, next->count * (strip + 1) / strips, attention->head_size);
-        run_strip(attention, space, rows * strip / strips, rows * (strip + 1) / strips, block->first, block->count,
-                  log2_scale);
+        prefetch_sources(next, next->count * strip / strips, next->count * (strip + 1) / strips, head_bytes);
+        run_strip(attention, space, rows * strip / strips, rows * (strip + 1) / strips, block, log2_scale);
     }
 }
 
@@ -135,8 +138,13 @@ static void run_blocks(const Attention *attention, const Unit *unit, int kv_head
     for (int i = 0; blocks[i & 1].count > 0; i++) {
         const Block *block = &blocks[i & 1];
         Block *next = &blocks[(i + 1) & 1];
-        pack_keys(space->keys, block->keys, block->count, head_size / ELEMENTS_IN_WORD);
-        pack_values(space->values, block->values, block->count, head_size);
+        if (attention->key_scales) {
+            pack_keys(space->keys, block->keys, block->count, head_size / ELEMENTS_IN_WORD, true);
+            pack_values(space->values, block->values, block->count, head_size, true);
+        } else {
+            pack_keys(space->keys, block->keys, block->count, head_size / ELEMENTS_IN_WORD, false);
+            pack_values(space->values, block->values, block->count, head_size, false);
+        }
         find_block(next, attention, unit, kv_head, block->first + BLOCK_KEYS, high);
         run_strips(attention, space, rows, block, next);
     }
@@ -184,6 +192,5 @@ static void run_unit(const Attention *attention, const Unit *unit, int kv_head, 
 #include "merge.h"
 #include "rows.h"
 
-const Kernel KERNEL = {run_unit,      merge_row,  add_rms_norm,   rotate,
-                       silu_multiply, pack_panel, multiply_panel, argmax_row,
-                       log_probability_row};
+const Kernel KERNEL = {run_unit,        merge_row,  add_rms_norm,   rotate,     silu_multiply,
+                       write_quantized, pack_panel, multiply_panel, argmax_row, log_probability_row};

@@ -3,6 +3,9 @@
 Prefill, extension, decode and shared-prefix decode are one kernel. The query heads that share a KV head are packed as
 rows, so that decoding uses matrix units as prefill does; softmax runs online over blocks of keys (Dao et al.,
 FlashAttention, algorithm 1), in base 2 inside, and log-sum-exps are natural logs outside.
+
+Keys and values of 8 bits (engine.kv_quantization) become the dtype of queries exactly, and are multiplied as they are:
+scores are then times the scales of keys, and weights times those of values.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
+WEIGHT_FACTOR = tl.constexpr(128.0)  # weights times scales of values are times this, so that fp16 holds them too
 
 
 @triton.jit
@@ -19,6 +23,8 @@ def attention_kernel(
     query,  # [rows, heads, head_size]
     keys,  # [kv_heads, slots, head_size] of one layer
     values,
+    key_scales,  # fp32 [kv_heads, slots]; not read without QUANTIZED
+    value_scales,
     output,  # [rows, heads, head_size], dense, as query
     partial_output,  # fp32 [partial rows, heads, head_size]
     partial_log_sum_exp,  # fp32 [partial rows, heads]
@@ -30,6 +36,7 @@ def attention_kernel(
     query_head_stride,
     kv_head_stride,
     slot_stride,
+    scale_head_stride,
     scale,
     soft_cap,
     window,
@@ -40,6 +47,7 @@ def attention_kernel(
     PAGE_SIZE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
+    QUANTIZED: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
     WIDEN: tl.constexpr,  # multiply in fp32 (Triton's interpreter would multiply the bits of bf16 as integers)
@@ -74,24 +82,28 @@ def attention_kernel(
     )
     key_base = keys + kv_head.to(tl.int64) * kv_head_stride
     value_base = values + kv_head.to(tl.int64) * kv_head_stride
+    key_scale_base = key_scales + kv_head.to(tl.int64) * scale_head_stride
+    value_scale_base = value_scales + kv_head.to(tl.int64) * scale_head_stride
 
     maximum = tl.full((BLOCK_ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_ROWS,), tl.float32)
     sums = tl.zeros((BLOCK_ROWS, HEAD_BLOCK), tl.float32)
     maximum, total, sums = _attend(
-        maximum, total, sums, query_tile, position, key_base, value_base, unit_pages,
+        maximum, total, sums, query_tile, position, key_base, value_base, key_scale_base, value_scale_base, unit_pages,
         first_key, key_begin, unmasked_end, slot_stride, scale, soft_cap, window,
-        False, HEAD_SIZE, HEAD_BLOCK, PAGE_SIZE, HAS_WINDOW, HAS_SOFT_CAP, BLOCK_KEYS, WIDEN,
+        False, HEAD_SIZE, HEAD_BLOCK, PAGE_SIZE, HAS_WINDOW, HAS_SOFT_CAP, QUANTIZED, BLOCK_KEYS, WIDEN,
     )  # fmt: skip
     maximum, total, sums = _attend(
-        maximum, total, sums, query_tile, position, key_base, value_base, unit_pages,
+        maximum, total, sums, query_tile, position, key_base, value_base, key_scale_base, value_scale_base, unit_pages,
         first_key, unmasked_end, key_end, slot_stride, scale, soft_cap, window,
-        True, HEAD_SIZE, HEAD_BLOCK, PAGE_SIZE, HAS_WINDOW, HAS_SOFT_CAP, BLOCK_KEYS, WIDEN,
+        True, HEAD_SIZE, HEAD_BLOCK, PAGE_SIZE, HAS_WINDOW, HAS_SOFT_CAP, QUANTIZED, BLOCK_KEYS, WIDEN,
     )  # fmt: skip
 
     # A row that saw no key: output zero, log-sum-exp -inf, and so weight zero when merged.
     is_empty = total == 0.0
     total = tl.where(is_empty, 1.0, total)
+    if QUANTIZED:
+        sums = sums * (1.0 / WEIGHT_FACTOR)
     result = sums / total[:, None]
     target = tl.load(targets + target_start)
     if target < 0:
@@ -115,10 +127,11 @@ def attention_kernel(
 
 @triton.jit
 def _attend(
-    maximum, total, sums, query_tile, position, key_base, value_base, unit_pages,
+    maximum, total, sums, query_tile, position, key_base, value_base, key_scale_base, value_scale_base, unit_pages,
     first_key, key_begin, key_end, slot_stride, scale, soft_cap, window,
     MASKED: tl.constexpr, HEAD_SIZE: tl.constexpr, HEAD_BLOCK: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, BLOCK_KEYS: tl.constexpr, WIDEN: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, QUANTIZED: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+    WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Take keys [key_begin, key_end) into the running maximum, total and weighted sums of all rows.
 
@@ -143,10 +156,17 @@ def _attend(
         else:
             key_tile = tl.load(key_base + place)
             value_tile = tl.load(value_base + place)
+        if QUANTIZED:
+            key_tile = key_tile.to(tl.float32 if WIDEN else query_tile.dtype)
+            value_tile = value_tile.to(tl.float32 if WIDEN else query_tile.dtype)
+            key_scale = tl.load(key_scale_base + slot, mask=in_range, other=0.0)
+            value_scale = tl.load(value_scale_base + slot, mask=in_range, other=0.0) * WEIGHT_FACTOR
         if WIDEN:
             scores = tl.dot(query_tile.to(tl.float32), tl.trans(key_tile.to(tl.float32)), input_precision="ieee")
         else:
             scores = tl.dot(query_tile, tl.trans(key_tile), input_precision="ieee")
+        if QUANTIZED:
+            scores = scores * key_scale[None, :]
         if HAS_SOFT_CAP:
             # tanh(x) = 1 - 2 / (e^2x + 1) is right at both infinities.
             doubled = scores * (2.0 * LOG2_E * scale / soft_cap)
@@ -166,6 +186,8 @@ def _attend(
         faded = tl.exp2(maximum - reference)
         total = total * faded + tl.sum(weights, 1)
         sums = sums * faded[:, None]
+        if QUANTIZED:
+            weights = weights * value_scale[None, :]
         weights = weights.to(value_tile.dtype)
         if WIDEN:
             sums = tl.dot(weights.to(tl.float32), value_tile.to(tl.float32), sums, input_precision="ieee")

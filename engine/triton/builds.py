@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
+
 from engine.attention_triton import attention_constants, merge_constants, tile_shapes
 from engine.triton.ahead_of_time import Kernel
 from engine.triton.attention import attention_kernel, merge_kernel
-from engine.triton.row_operations import gate_constants, norm_constants, norm_warps, rotate_constants
+from engine.triton.row_operations import (
+    gate_constants,
+    norm_constants,
+    norm_warps,
+    rotate_constants,
+    storage_constants,
+)
 from engine.triton.rows import add_rms_norm_kernel, gate_kernel, rotate_and_write_kernel
 from engine.triton.sampler import WARPS as SAMPLING_WARPS
 from engine.triton.sampler import sampling_constants
@@ -29,6 +37,8 @@ class ModelShape:
     activation: str = "silu"
 
 
+_TRITON_NAMES = {torch.int8: "i8", torch.float8_e4m3fn: "fp8e4nv"}
+
 MODEL_SHAPES = {
     "Llama-3-8B": ModelShape(32, 8, 128, 4096, 14336, 128256),
     "Qwen2.5-7B": ModelShape(28, 4, 128, 3584, 18944, 152064),
@@ -45,11 +55,12 @@ def kernels_of(
     *,
     windowed: bool = False,
     soft_capped: bool = False,
+    kv: torch.dtype | None = None,
     page_size: int = 16,
 ) -> Iterator[Kernel]:
-    """All kernels of a model of this shape, with `element` activations and KV."""
-    yield from _attention_kernels(shape, capability, element, windowed, soft_capped, page_size)
-    yield from _row_kernels(shape, element)
+    """All kernels of a model of this shape, with `element` activations, and KV too unless `kv` is an 8-bit format."""
+    yield from _attention_kernels(shape, capability, element, windowed, soft_capped, kv, page_size)
+    yield from _row_kernels(shape, element, kv)
     yield Kernel(
         "sample",
         sample_kernel,
@@ -79,17 +90,23 @@ def kernels_of(
 
 
 def _attention_kernels(
-    shape: ModelShape, capability: int, element: str, windowed: bool, soft_capped: bool, page_size: int
+    shape: ModelShape,
+    capability: int,
+    element: str,
+    windowed: bool,
+    soft_capped: bool,
+    kv: torch.dtype | None,
+    page_size: int,
 ) -> Iterator[Kernel]:
-    strides = ("query_row_stride", "query_head_stride", "kv_head_stride", "slot_stride")
-    for size, tile in zip(
-        ("small", "large"), tile_shapes(shape.head_size, capability, is_fp32=element == "fp32"), strict=True
-    ):
+    strides = ("query_row_stride", "query_head_stride", "kv_head_stride", "slot_stride", "scale_head_stride")
+    tiles = tile_shapes(shape.head_size, capability, is_fp32=element == "fp32", is_8_bit=kv is not None)
+    for size, tile in zip(("small", "large"), tiles, strict=True):
         yield Kernel(
             f"attention {size}",
             attention_kernel,
             {
-                **dict.fromkeys(("query", "keys", "values", "output"), f"*{element}"),
+                **dict.fromkeys(("query", "output"), f"*{element}"),
+                **_stored(element, kv),
                 **dict.fromkeys(("partial_output", "partial_log_sum_exp"), "*fp32"),
                 **dict.fromkeys(("units", "targets", "positions", "pages"), "*i32"),
                 **dict.fromkeys((*strides, "window"), "i32"),
@@ -99,6 +116,7 @@ def _attention_kernels(
                 **attention_constants(shape.heads, shape.kv_heads, shape.head_size, page_size, tile),
                 "HAS_WINDOW": windowed,
                 "HAS_SOFT_CAP": soft_capped,
+                "QUANTIZED": kv is not None,
                 "WIDEN": False,
             },
             divisible=strides,
@@ -117,7 +135,13 @@ def _attention_kernels(
     )
 
 
-def _row_kernels(shape: ModelShape, element: str) -> Iterator[Kernel]:
+def _stored(element: str, kv: torch.dtype | None) -> dict[str, str]:
+    """Types of keys and values and of their scales; without any, those are dummies of the same type."""
+    stored, scales = (element, element) if kv is None else (_TRITON_NAMES[kv], "fp32")
+    return {"keys": f"*{stored}", "values": f"*{stored}", "key_scales": f"*{scales}", "value_scales": f"*{scales}"}
+
+
+def _row_kernels(shape: ModelShape, element: str, kv: torch.dtype | None) -> Iterator[Kernel]:
     yield Kernel(
         "add and norm",
         add_rms_norm_kernel,
@@ -135,12 +159,17 @@ def _row_kernels(shape: ModelShape, element: str) -> Iterator[Kernel]:
         "rotate and write",
         rotate_and_write_kernel,
         {
-            **dict.fromkeys(("heads", "query", "keys", "values", "query_norm", "key_norm"), f"*{element}"),
+            **dict.fromkeys(("heads", "query", "query_norm", "key_norm"), f"*{element}"),
+            **_stored(element, kv),
             **dict.fromkeys(("cosine", "sine"), "*fp32"),
             **dict.fromkeys(("write_rows", "write_slots"), "*i64"),
-            **dict.fromkeys(("kv_head_stride", "slot_stride"), "i32"),
+            **dict.fromkeys(("kv_head_stride", "slot_stride", "scale_head_stride"), "i32"),
             "epsilon": "fp32",
         },
-        {**rotate_constants(shape.heads, shape.kv_heads, shape.head_size), "HAS_NORMS": shape.qk_norm},
-        divisible=("kv_head_stride", "slot_stride"),
+        {
+            **rotate_constants(shape.heads, shape.kv_heads, shape.head_size),
+            "HAS_NORMS": shape.qk_norm,
+            **storage_constants(kv),
+        },
+        divisible=("kv_head_stride", "slot_stride", "scale_head_stride"),
     )

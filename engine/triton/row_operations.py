@@ -6,6 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
+from engine.kv_quantization import LARGEST
 from engine.triton.rows import add_rms_norm_kernel, gate_kernel, rotate_and_write_kernel
 
 GATE_BLOCK = 1024
@@ -85,18 +86,21 @@ def rotate_and_write(
     values: Tensor,
     write_rows: Tensor,
     write_slots: Tensor,
+    scales: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Rotated queries [rows, query heads, head_size]; rotated keys, and values, go into a layer's cache.
 
     `heads` [rows, query heads + 2 KV heads, head_size] has queries, keys and values; `norms` are the weights of query
     and key norms, applied first. `cosine` and `sine` are those of `Rotary.angles`, `keys` and `values`
     [kv_heads, slots, head_size]. Row `write_rows[i]` goes to slot `write_slots[i]` (int64); every row is named.
+    A cache of 8 bits has `scales` of its keys and of its values, fp32 [kv_heads, slots].
     """
     assert heads.is_contiguous()
     assert cosine.is_contiguous()
     assert sine.is_contiguous()
     assert keys.stride() == values.stride()
-    assert keys.dtype == values.dtype == heads.dtype
+    assert keys.dtype == values.dtype
+    assert keys.dtype == heads.dtype if scales is None else keys.dtype in LARGEST
     kv_heads, head_size = keys.shape[0], heads.shape[2]
     query_heads = heads.shape[1] - 2 * kv_heads
     query = torch.empty((heads.shape[0], query_heads, head_size), dtype=heads.dtype, device=heads.device)
@@ -108,6 +112,7 @@ def rotate_and_write(
         query,
         keys,
         values,
+        *(scales or (keys, values)),
         cosine,
         sine,
         query_norm,
@@ -116,12 +121,19 @@ def rotate_and_write(
         write_slots,
         keys.stride(0),
         keys.stride(1),
+        0 if scales is None else scales[0].stride(0),
         epsilon,
         **rotate_constants(query_heads, kv_heads, head_size),
         HAS_NORMS=norms is not None,
+        **storage_constants(keys.dtype),
         num_warps=4,
     )
     return query
+
+
+def storage_constants(dtype: torch.dtype | None) -> dict[str, float | bool]:
+    """How `rotate_and_write_kernel` stores keys and values of this 8-bit dtype; for any other, as they are."""
+    return {"LARGEST": LARGEST.get(dtype, 0.0) if dtype else 0.0, "WHOLE": dtype == torch.int8}
 
 
 def rotate_constants(heads: int, kv_heads: int, head_size: int) -> dict[str, int]:

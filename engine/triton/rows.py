@@ -67,6 +67,8 @@ def rotate_and_write_kernel(
     query,  # [rows, query heads, head_size], written
     keys,  # [kv_heads, slots, head_size] of one layer, written where `write_slots` says
     values,
+    key_scales,  # fp32 [kv_heads, slots], written too; not touched without LARGEST
+    value_scales,
     cosine,  # fp32 [rows, head_size]
     sine,  # fp32 [rows, head_size / 2]
     query_norm,  # [head_size]; not read without HAS_NORMS
@@ -75,6 +77,7 @@ def rotate_and_write_kernel(
     write_slots,  # int64 [writes]
     kv_head_stride,
     slot_stride,
+    scale_head_stride,
     epsilon,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -82,6 +85,8 @@ def rotate_and_write_kernel(
     HALF_BLOCK: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     HAS_NORMS: tl.constexpr,
+    LARGEST: tl.constexpr,  # of the 8-bit format that keys and values are stored in (engine.kv_quantization), or 0
+    WHOLE: tl.constexpr,  # whether that has whole numbers only
 ):
     """Norm (if any) and rotate queries and keys; keys and values go into the cache. Grid (writes, blocks of heads).
 
@@ -123,7 +128,32 @@ def rotate_and_write_kernel(
     is_key = (head >= HEADS) & (head < HEADS + KV_HEADS)
     kv_head = tl.where(is_value, head - (HEADS + KV_HEADS), head - HEADS).to(tl.int64)
     kv_place = (kv_head * kv_head_stride + slot * slot_stride)[:, None] + pair[None, :]
-    tl.store(keys + kv_place, out_first, mask=real & is_key[:, None])
-    tl.store(keys + kv_place + HALF, out_second, mask=real & is_key[:, None])
-    tl.store(values + kv_place, first, mask=real & is_value[:, None])
-    tl.store(values + kv_place + HALF, second, mask=real & is_value[:, None])
+    if LARGEST > 0:
+        stored_first = tl.where(is_value[:, None], first, out_first).to(tl.float32)
+        stored_second = tl.where(is_value[:, None], second, out_second).to(tl.float32)
+        largest = tl.max(tl.maximum(tl.abs(stored_first), tl.abs(stored_second)), 1)
+        factor = tl.where(largest > 1e-30, LARGEST / tl.maximum(largest, 1e-30), 0.0)[:, None]
+        stored_first = _to_stored(stored_first * factor, keys.dtype.element_ty, LARGEST, WHOLE)
+        stored_second = _to_stored(stored_second * factor, keys.dtype.element_ty, LARGEST, WHOLE)
+        # A maximum may pass over NaN; zero times a sum does not.
+        scale = largest / LARGEST + 0.0 * tl.sum(turned_first + turned_second, 1)
+        scale_place = kv_head * scale_head_stride + slot
+        tl.store(key_scales + scale_place, scale, mask=is_key)
+        tl.store(value_scales + scale_place, scale, mask=is_value & (head < HEADS + 2 * KV_HEADS))
+    else:
+        stored_first = tl.where(is_value[:, None], first, out_first)
+        stored_second = tl.where(is_value[:, None], second, out_second)
+    tl.store(keys + kv_place, stored_first, mask=real & is_key[:, None])
+    tl.store(keys + kv_place + HALF, stored_second, mask=real & is_key[:, None])
+    tl.store(values + kv_place, stored_first, mask=real & is_value[:, None])
+    tl.store(values + kv_place + HALF, stored_second, mask=real & is_value[:, None])
+
+
+@triton.jit
+def _to_stored(scaled, dtype: tl.constexpr, LARGEST: tl.constexpr, WHOLE: tl.constexpr):
+    """`scaled` in the 8-bit `dtype`, rounded to nearest even."""
+    if WHOLE:
+        # Adding 1.5 * 2^23 leaves no bits for a fraction in fp32.
+        scaled = (scaled + 12582912.0) - 12582912.0
+        scaled = tl.minimum(tl.maximum(scaled, -LARGEST), LARGEST)
+    return scaled.to(dtype)

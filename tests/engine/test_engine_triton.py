@@ -97,8 +97,8 @@ def test_decoding_over_padded_buffers_gives_the_same_answers(monkeypatch):
     expected, _ = run(config, "reference")
     padded_steps = []
 
-    def padded_decode(engine, model, cache, attention):
-        padded = PaddedDecode(model.forward, config, cache, attention, most_rows=8, replay=False)
+    def padded_decode(engine, model, cache, attention, dtype):
+        padded = PaddedDecode(model.forward, config, cache, attention, dtype=torch.float32, most_rows=8, replay=False)
         original = padded.forward
         padded.forward = lambda step, items: padded_steps.append(original(step, items)) or padded_steps[-1]
         return padded

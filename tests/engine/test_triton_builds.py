@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "kernel_resources.py"
+MODELS = ["Llama-3-8B", "Qwen2.5-7B", "Qwen3-8B", "SmolLM2-135M", "Gemma-3-4B"]
 KERNELS = {"attention small", "attention large", "merge", "add and norm", "gate", "rotate and write", "sample"}
 KERNELS |= {"log probability"}
 
@@ -24,12 +25,12 @@ def build(tmp_path, *options):
     return json.loads(table.read_text()), run.returncode
 
 
-def check(table, models):
+def check(table, models, cards=(80, 90)):
     for entry in table:
         assert entry["spilled_bytes"] == 0, entry
         assert entry["fits"], entry
     combinations = {(entry["model"], entry["capability"], entry["kernel"]) for entry in table}
-    assert combinations == {(model, card, kernel) for model in models for card in (80, 90) for kernel in KERNELS}
+    assert combinations == {(model, card, kernel) for model in models for card in cards for kernel in KERNELS}
 
 
 def test_the_kernels_of_smollm2_fit(tmp_path):
@@ -38,12 +39,30 @@ def test_the_kernels_of_smollm2_fit(tmp_path):
     assert status == 0
 
 
+@pytest.mark.parametrize(("kv", "card"), [("int8", 80), ("fp8", 90)])
+def test_the_attention_kernels_over_8_bits_fit(tmp_path, kv, card):
+    kernels = ["--kernel", "attention", "--kernel", "rotate"]
+    table, status = build(tmp_path, "--model", "SmolLM2-135M", "--capability", str(card), "--kv", kv, *kernels)
+    assert [entry["kernel"] for entry in table] == ["attention small", "attention large", "rotate and write"]
+    assert status == 0
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("element", ["bf16", "fp16"])
+@pytest.mark.parametrize("element", ["bf16", "fp16", "fp32"])
 @pytest.mark.parametrize("variant", ["plain", "windows", "windows and soft caps"])
 def test_the_kernels_of_every_model_fit(tmp_path, variant, element):
     table, status = build(tmp_path, "--variant", variant, "--element", element)
-    check(table, ["Llama-3-8B", "Qwen2.5-7B", "Qwen3-8B", "SmolLM2-135M", "Gemma-3-4B"])
+    check(table, MODELS)
+    assert status == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kv", "cards"), [("int8", (80, 90)), ("fp8", (90,))])
+@pytest.mark.parametrize("variant", ["plain", "windows and soft caps"])
+@pytest.mark.parametrize("element", ["bf16", "fp16", "fp32"])
+def test_the_kernels_of_every_model_fit_over_8_bits(tmp_path, kv, cards, variant, element):
+    table, status = build(tmp_path, "--variant", variant, "--kv", kv, "--element", element)
+    check(table, MODELS, cards)
     assert status == 0
 
 
