@@ -55,8 +55,8 @@ def test_a_long_document_is_cut_to_fit_and_what_was_used_is_recorded(make_job):
     # Each longer question leaves so much less for the document.
     assert [found[0][3] - row[3] for row in found[:4]] == [len(" Please.") * number for number in range(4)]
     assert all(used == document for _, _, document, used in found[4:])
-    assert query(outcome.database, "SELECT DISTINCT CAST(prompt_segments->>'document' AS BIGINT) - used_document_tokens "
-                 "FROM answers") == [(0,)]  # fmt: skip
+    difference = "CAST(prompt_segments->>'document' AS BIGINT) - used_document_tokens"
+    assert query(outcome.database, f"SELECT DISTINCT {difference} FROM answers") == [(0,)]
     # The beginnings of one document are one path of the prefix tree, so every position is computed once.
     assert record.computed_tokens == record.minimum_tokens
     prompts = [planned.prompt for planned in plan.rows]
@@ -190,7 +190,9 @@ def test_a_template_that_does_not_write_the_document_once_is_said(tokenizer, tem
 
 
 def test_plan_counts_what_is_cut(make_job, capsys):
-    summary = plan_summary(prepare(load_job(make_job(long_rows(), run={"on_too_long": "truncate"}))))
+    summary = plan_summary(
+        prepare(load_job(make_job(long_rows(), run={"on_too_long": "truncate"}))), prepare_seconds=0.0
+    )
     assert (summary["rows_cut"], summary["documents_cut"], summary["rows_rejected"]) == (4, 1, 0)
     print_plan(summary, plain_console())
     assert "get the beginning of their document (1 of them)" in capsys.readouterr().out
