@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from engine.attention_choice import make_attention
 from engine.cache_check import check_cache, page_counts
 from engine.drafts import Drafter
 from engine.forward_work import ForwardWork
+from engine.hold import Hold
 from engine.kv_cache import KVCache
 from engine.kv_memory import kv_page_bytes, kv_value_bytes
 from engine.kv_quantization import KV_DTYPES
@@ -145,6 +146,7 @@ class Engine:
         if settings.drafts:
             drafter = Drafter(CPU_FIXED_COST_ROWS if device == "cpu" else GPU_FIXED_COST_ROWS)
         self._token_draw = TokenDraw(self._runner, sorted(stop_token_ids), drafter)
+        self._holds_made = 0
         self._coming: Iterator[Request] | None = None  # requests to be planned when their turn is near
         self._stored_hidden: dict[Node, torch.Tensor] = {}  # at the end of prompts that wait to be answered again
 
@@ -168,8 +170,37 @@ class Engine:
 
         Returns the completions of those that can never run.
         """
+
+        def place(sequence: RunningSequence) -> None:
+            self._scheduler.add(sequence, first=first)
+
+        return self._plan(reversed(requests) if first else requests, place)
+
+    def hold(self, prefixes: Iterable[np.ndarray], reserve_tokens: int) -> Hold:
+        """Keep what begins with these prefixes (int32 token ids) together for rows that are yet to come.
+
+        Made when the first request that carries it is about to be planned, in the order of the plan; ended by
+        `end_hold`. `reserve_tokens` is the most that a row which comes has, prompt and answer, behind the longest
+        prefix that is computed by then. If it has more, and the pool is small, held prefixes may be computed again.
+        """
+        leaves = [self.cache.hold(np.ascontiguousarray(prefix, dtype=np.int32)) for prefix in prefixes]
+        self._holds_made += 1
+        hold = Hold(self._holds_made, leaves, self.cache.pages_for(reserve_tokens) + 1)  # one more: a shared page ends
+        self._scheduler.holds.append(hold)
+        return hold
+
+    def submit_held(self, requests: Sequence[Request]) -> list[Completion]:
+        """Plan requests of open holds, in this order, each behind the others of its hold; as `submit` otherwise."""
+        return self._plan(requests, self._scheduler.add_held)
+
+    def end_hold(self, hold: Hold) -> None:
+        """All rows that a hold was for have been planned, or won't come."""
+        if hold in self._scheduler.holds:  # else it went with an abort
+            self._scheduler.end_hold(hold)
+
+    def _plan(self, requests: Iterable[Request], place: Callable[[RunningSequence], None]) -> list[Completion]:
         rejected = []
-        for request in reversed(requests) if first else requests:
+        for request in requests:
             max_output_tokens = min(request.sampling.max_tokens, self.config.context_length - len(request.prompt))
             error = self._reason_not_to_run(request, max_output_tokens)
             if error is not None:
@@ -180,7 +211,7 @@ class Engine:
             plan = self.cache.plan if self.settings.reuse else self.cache.plan_alone
             prompt = np.ascontiguousarray(request.prompt, dtype=np.int32)
             sequence = RunningSequence(replace(request, prompt=prompt), plan(prompt), max_output_tokens)
-            self._scheduler.add(sequence, first=first)
+            place(sequence)
         return rejected
 
     def run(self, requests: Sequence[Request], *, sort: bool = True) -> list[Completion]:
@@ -228,7 +259,7 @@ class Engine:
         return completions
 
     def abort(self) -> list[int]:
-        """Drop all running, waiting and coming requests; returns the ids of those that run or wait.
+        """Drop all running, waiting and coming requests, and end all holds; returns the ids of those that run or wait.
 
         What is ready stays in the cache.
         """
@@ -241,7 +272,7 @@ class Engine:
         check_cache(self.cache, [sequence.private_pages for sequence in self._scheduler.running])
         counts = page_counts(self.cache)
         assert counts.free + counts.cached + counts.in_use == counts.total
-        if not self.has_work:
+        if not self.has_work and not self._scheduler.holds:
             assert counts.in_use == 0, "pages are in use although nothing runs"
             assert all(node.planned == 0 and node.locks == 0 for node in self.cache.nodes())
 

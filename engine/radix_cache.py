@@ -38,6 +38,7 @@ class Node:
         "children",
         "computed",
         "computed_once",
+        "held",
         "key",
         "last_plan",
         "last_used",
@@ -60,7 +61,8 @@ class Node:
         self.computed = 0  # leading tokens whose KV is in the pages, or will be when the current step ends
         self.computed_once = 0  # leading tokens whose KV has been computed at some time, evicted since or not
         self.owner: object | None = None  # the request that is computing this node
-        self.planned = 0  # planned requests whose prompt passes through or ends here
+        self.planned = 0  # planned requests and holds whose tokens pass through or end here
+        self.held = 0  # holds that end here
         self.locks = 0  # running requests whose page table uses this node
         self.last_used = 0
         self.last_plan = 0  # number of the newest plan through here: a later plan is needed later
@@ -85,6 +87,14 @@ class Node:
             nodes.append(node)
             node = node.parent
         return nodes[::-1]
+
+    def descendants(self) -> Iterator[Node]:
+        """All nodes below this one, parents first."""
+        pending = list(self.children.values())
+        while pending:
+            node = pending.pop()
+            yield node
+            pending.extend(node.children.values())
 
 
 @dataclass(frozen=True)
@@ -111,7 +121,9 @@ class RadixCache:
     """Prefix tree over a page pool. Single-threaded; every public method leaves `cache_check` true.
 
     With `keep_unneeded`, what no planned request needs stays until its pages are wanted, for requests that may still
-    come; without, its pages are free as soon as the last request that needed it is done.
+    come; without, its pages are free as soon as the last request that needed it is done. A hold plans the beginning of
+    requests that will come but can't be planned yet: what it holds is needed, and what is below stays until its pages
+    are wanted, whatever `keep_unneeded` says.
     """
 
     def __init__(self, pool: PagePool, page_size: int, *, keep_unneeded: bool = True) -> None:
@@ -122,16 +134,13 @@ class RadixCache:
         self.root = Node(None, 0, np.empty(0, dtype=np.int32), 0)
         self._clock = 0
         self._plans = 0
+        self._holds = 0
         self._offers = 0
         self._evictable: list[tuple[int, int, Node]] = []  # heap by last use; stale entries are skipped when popped
 
     def nodes(self) -> Iterator[Node]:
         """All nodes below the root, parents first."""
-        pending = list(self.root.children.values())
-        while pending:
-            node = pending.pop()
-            yield node
-            pending.extend(node.children.values())
+        return self.root.descendants()
 
     # Planning
 
@@ -162,6 +171,23 @@ class RadixCache:
         self.root.children[node.key] = node
         self._count_plan(node)
         return node
+
+    def hold(self, tokens: np.ndarray) -> Node:
+        """Plan the beginning of requests that are yet to come; every hold is ended by one `end_hold`."""
+        leaf = self.plan(tokens)
+        leaf.held += 1
+        self._holds += 1
+        return leaf
+
+    def end_hold(self, leaf: Node) -> None:
+        """End a hold: what stayed only because of it becomes free."""
+        assert leaf.held > 0, "end_hold was called more often than hold"
+        leaf.held -= 1
+        self._holds -= 1
+        below = list(leaf.descendants())
+        self.finish(leaf)
+        for node in reversed(below):
+            self._offer(node)
 
     def _count_plan(self, leaf: Node) -> None:
         self._plans += 1
@@ -218,18 +244,21 @@ class RadixCache:
         """True while another request computes the first part of this prompt that is not ready."""
         return any(node.state is NodeState.COMPUTING for node in leaf.path())
 
-    def claim(self, leaf: Node, output_tokens: int, owner: object, *, evict_planned: bool = False) -> Claim | None:
+    def claim(
+        self, leaf: Node, output_tokens: int, owner: object, *, leave: int = 0, evict_planned: bool = False
+    ) -> Claim | None:
         """Lock the prompt's nodes and take pages for what is not ready and for the KV of `output_tokens` more.
 
         Returns None, with nothing changed but evictions, if the pages cannot be had now. Must not be called while
-        `is_blocked`. The owner reports progress with `advance` and ends with `release`. With `evict_planned`, nodes
-        that later requests need may go too (those needed last go first): the way out when nothing else runs.
+        `is_blocked`. The owner reports progress with `advance` and ends with `release`. `leave` pages stay free
+        beside. With `evict_planned`, nodes that later requests need may go too (those needed last go first): the way
+        out when nothing else runs.
         """
         path = leaf.path()
         matched = self.matched_length(leaf)
         end = leaf.end + output_tokens
         self._lock(path)  # before evicting, which must not take what this request is about to use
-        while self.pool.free < self._pages_to_take(path, matched, end):
+        while self.pool.free < self._pages_to_take(path, matched, end) + leave:
             if not self._evict_one(evict_planned):
                 self._unlock(path)
                 return None
@@ -342,11 +371,14 @@ class RadixCache:
     def _offer(self, node: Node) -> None:
         if node.parent is None or node.planned > 0 or not self._is_resident_leaf(node):
             return
-        if not self.keep_unneeded:
+        if not self.keep_unneeded and not self._is_below_hold(node):
             self._evict(node)
         else:
             self._offers += 1
             heapq.heappush(self._evictable, (node.last_used, self._offers, node))
+
+    def _is_below_hold(self, node: Node) -> bool:
+        return self._holds > 0 and any(above.held for above in node.path())
 
     def _evict_one(self, evict_planned: bool) -> bool:
         while self._evictable:

@@ -9,6 +9,7 @@ from enum import StrEnum
 import numpy as np
 
 from engine.grammar import Grammar
+from engine.hold import Hold
 
 
 class FinishReason(StrEnum):
@@ -49,6 +50,7 @@ class Request:
     grammar: Grammar | None = None
     shortest_answer_tokens: int = 1  # a row runs only if this many output tokens still fit the context
     log_probabilities: bool = False  # whether the completion says how likely each token was
+    hold: Hold | None = None  # it belongs to the rows that are kept together by this
 
 
 @dataclass(frozen=True)

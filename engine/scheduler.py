@@ -4,6 +4,11 @@ Why strictly in order: requests come depth first, so every node that is ready an
 request locks, lies on the path of the next request. When the running requests end, the next one therefore finds
 nothing in the pool that it cannot evict but its own prefix, and any pool that holds the longest row is enough to
 compute every prefix once, without deadlock and without preemption.
+
+Rows that are still to come have their place in that order too, by a hold. While it is open, later requests are admitted
+only if they leave room for one such row. So when nothing runs, what earlier rows of the plan hold is nothing, and the
+next row finds room beside what later ones hold. If the room that was left is too small, prefixes that are held go: they
+are computed again, and counted as evicted.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 
+from engine.hold import Hold
 from engine.radix_cache import Node, RadixCache
 from engine.sequence import Sequence
 from engine.step import Step, StepBuilder
@@ -36,6 +42,7 @@ class Scheduler:
         self._waiting_at: Counter[Node] = Counter()  # waiting sequences by the node their prompt ends in
         self._stored_ends: set[Node] = set()  # prompt ends whose hidden state the runner keeps
         self._rows_of: dict[Sequence, int] = {}  # of decoding sequences in the step being filled
+        self.holds: list[Hold] = []  # open, in the order of the plan
         self.preemptions = 0
 
     def add(self, sequence: Sequence, *, first: bool = False) -> None:
@@ -44,6 +51,19 @@ class Scheduler:
             self.waiting.appendleft(sequence)
         else:
             self.waiting.append(sequence)
+        self._waiting_at[sequence.leaf] += 1
+
+    def add_held(self, sequence: Sequence) -> None:
+        """Put a planned sequence of an open hold where it belongs: behind those of its hold and of earlier ones."""
+        hold = sequence.request.hold
+        assert hold in self.holds, "the hold was ended before its last row came"
+        place = 0
+        for index, other in enumerate(self.waiting):
+            if other.request.hold is hold:
+                place = index + 1
+        while place < len(self.waiting) and _comes_before(self.waiting[place].request.hold, hold):
+            place += 1
+        self.waiting.insert(place, sequence)
         self._waiting_at[sequence.leaf] += 1
 
     def must_store_end(self, sequence: Sequence) -> bool:
@@ -119,14 +139,32 @@ class Scheduler:
         self.waiting.clear()
         self._waiting_at.clear()
         self._stored_ends.clear()
+        for hold in list(self.holds):
+            self.end_hold(hold)
         return dropped
+
+    def end_hold(self, hold: Hold) -> None:
+        """All rows that a hold was for are planned, or won't come."""
+        self.holds.remove(hold)
+        for leaf in hold.leaves:
+            self._cache.end_hold(leaf)
+
+    def _pages_to_leave(self, hold: Hold | None) -> int:
+        """For a row that is still to come before a request of this hold, or of none."""
+        earlier = (other for other in self.holds if other.began and _comes_before(other, hold))
+        return max((other.reserve_pages for other in earlier), default=0)
 
     def _admit(self, builder: StepBuilder, sequence: Sequence) -> bool:
         # The KV of the last output token is never read, so it needs no slot.
         reserved = max(len(sequence.output), round(self._reserved_output * (sequence.max_output_tokens - 1)))
-        claim = self._cache.claim(sequence.leaf, reserved, sequence, evict_planned=not self.running)
+        hold = sequence.request.hold
+        claim = self._cache.claim(sequence.leaf, reserved, sequence, leave=self._pages_to_leave(hold))
+        if claim is None and not self.running:
+            claim = self._cache.claim(sequence.leaf, reserved, sequence, evict_planned=True)
         if claim is None:
             return False
+        if hold is not None:
+            hold.began = True
         self.waiting.popleft()
         self._waiting_at[sequence.leaf] -= 1
         self.running.append(sequence)
@@ -176,3 +214,8 @@ class Scheduler:
             self.preempt(newest)
             if newest is sequence:
                 return
+
+
+def _comes_before(first: Hold | None, second: Hold | None) -> bool:
+    """Whether requests of one open hold stand before those of another; those of none stand behind holds that began."""
+    return first is not None and first is not second and (second is None or first.number < second.number)
