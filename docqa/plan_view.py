@@ -60,6 +60,9 @@ def _rows(summary: dict[str, Any], row: Any) -> None:
         row("  failed before", summary["rows_failed_before"])
     row("  done", summary["rows_done"], "have a valid answer already")
     row("to run", summary["rows_to_run"])
+    if summary["rows_waiting"]:
+        note = f"for answers of others; {summary['waiting_known_tokens']:,} of their tokens are known, the rest depends"
+        row("  waiting", summary["rows_waiting"], f"{note} on the answers")
     if summary["rows_identical"]:
         row("  identical", summary["rows_identical"], "ask the same as another row, and get its answer")
     if summary["rows_cut"]:

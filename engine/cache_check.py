@@ -41,7 +41,8 @@ def check_cache(cache: RadixCache, private_pages: list[list[int]]) -> None:
         assert parent is not None
         assert parent.children[node.key] is node
         assert node.start == parent.end
-        assert node.planned + node.locks > 0 or node.pages, "a node that nothing needs must be forgotten"
+        needed = node.planned + node.locks > 0 or node.pages or any(above.held for above in node.path())
+        assert needed, "a node that nothing needs must be forgotten"
         assert parent is cache.root or parent.planned >= node.planned
         assert parent is cache.root or parent.locks >= node.locks
         if node.pages:

@@ -184,10 +184,10 @@ class RadixCache:
         assert leaf.held > 0, "end_hold was called more often than hold"
         leaf.held -= 1
         self._holds -= 1
-        below = list(leaf.descendants())
-        self.finish(leaf)
-        for node in reversed(below):
+        for node in reversed(list(leaf.descendants())):
+            self._forget_if_unused(node)
             self._offer(node)
+        self.finish(leaf)
 
     def _count_plan(self, leaf: Node) -> None:
         self._plans += 1
@@ -423,5 +423,8 @@ class RadixCache:
         self._offer(parent)
 
     def _forget_if_unused(self, node: Node) -> None:
-        if node.parent is not None and node.planned == 0 and not node.pages and node.locks == 0 and not node.children:
+        """Nodes below a hold are remembered, so that what is computed there again is known to be."""
+        if node.parent is None or node.planned or node.pages or node.locks or node.children:
+            return
+        if node.parent.children.get(node.key) is node and not self._is_below_hold(node):
             del node.parent.children[node.key]

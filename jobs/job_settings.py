@@ -15,7 +15,7 @@ DEFAULT_QUESTION = "Question: {{ question }}"
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 # What [input.columns] may map: the names the input layouts know.
-COLUMN_NAMES = ("doc_id", "document", "question_id", "question", "questions", "schema", "gold")
+COLUMN_NAMES = ("doc_id", "document", "question_id", "question", "questions", "schema", "gold", "after", "follow_up")
 
 
 @dataclass(frozen=True)

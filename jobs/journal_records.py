@@ -27,6 +27,7 @@ class RunEnding:
     """As in RunRecord."""
     steps: list[dict[str, Any]] | None = None
     """The run's steps in buckets, each as of StepBucket.as_dict."""
+    rows_reused: int | None = None  # None: as many as when the run began
 
 
 @dataclass(frozen=True, slots=True)

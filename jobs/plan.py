@@ -14,55 +14,22 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from functools import cached_property
 
 from jobs.answer_schemas import AnswerSchema, AnswerSchemas, RowSchemaError
+from jobs.dependencies import Key, dependent_order, needed_keys
 from jobs.identity import RequestIdentity
+from jobs.plan_dependents import AFTER_PART, DependentPlanner, missing_answer
 from jobs.plan_order import first_positions_in_order, plan_order
+from jobs.plan_rows import DependentRow, PlannedRow, PreparedRow, RejectedRow, RowFate
 from jobs.prompt import Asked, PromptBuilder
 from jobs.prompt_cut import DocumentCut
 from jobs.prompt_segments import SegmentedPrompt
-from jobs.resume import AnswerHistory, Selection, Standing
-from jobs.source import InputData, InputRow
+from jobs.resume import UNKNOWN_PART, AnswerHistory, Selection, Standing
+from jobs.source import Document, InputData, InputRow
+from jobs.store_records import KeyState
 
-
-@dataclass(frozen=True, slots=True)
-class PlannedRow:
-    """A row that will run. `minimum_tokens` counts the prompt positions that no earlier row of the plan has.
-
-    `same_as` is the place in the plan of an earlier row that asks the model the very same: prompt, schema, settings.
-    """
-
-    row: InputRow
-    schema: AnswerSchema
-    segments: SegmentedPrompt
-    digest: str
-    parts: Mapping[str, str]
-    minimum_tokens: int
-    max_output_tokens: int
-    same_as: int | None = None
-
-    @property
-    def prompt(self) -> np.ndarray:
-        """int32 token ids, put together anew each time."""
-        return self.segments.ids()
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.segments)
-
-
-@dataclass(frozen=True, slots=True)
-class RejectedRow:
-    """A row that can't run: `status` as in the answers table, and why."""
-
-    row: InputRow
-    status: str
-    error: str
-    schema_name: str | None = None
-    prompt_tokens: int | None = None
+__all__ = ["DependentRow", "Plan", "PlannedRow", "Planner", "RejectedRow", "row_seed"]
 
 
 @dataclass(frozen=True)
@@ -75,6 +42,7 @@ class Plan:
 
     rows: list[PlannedRow]
     rejected: list[RejectedRow]
+    dependents: list[DependentRow]  # each behind those of them that it comes after
     document_tokens: Mapping[str, int]  # by document hash, of documents that run
     rows_new: int  # never tried
     rows_changed: int  # answered, but to another request
@@ -88,7 +56,12 @@ class Plan:
     @property
     def total_rows(self) -> int:
         """Rows of the input that the run is about: those it takes on and those that are done."""
-        return len(self.rows) + len(self.rejected) + self.answered_rows
+        return len(self.rows) + len(self.dependents) + len(self.rejected) + self.answered_rows
+
+    @property
+    def dependent_known_tokens(self) -> int:
+        """Tokens that the prompts of waiting rows begin with; what follows depends on answers."""
+        return sum(dependent.known_tokens for dependent in self.dependents)
 
     @property
     def notes(self) -> list[str]:
@@ -141,26 +114,20 @@ class Plan:
     def pages_wanted(self, page_size: int) -> int:
         """KV pages with which nothing computed would ever have to make room: the whole prefix tree and all answers."""
         per_row = (planned.minimum_tokens + planned.max_output_tokens for planned in self.rows)
-        return sum(-(-tokens // page_size) + 1 for tokens in per_row)  # one more where a row leaves a shared page
+        behind = (dependent.reserve_tokens for dependent in self.dependents)
+        # One more where a row leaves a shared page.
+        return sum(-(-tokens // page_size) + 1 for tokens in (*per_row, *behind))
 
     def pages_for_longest_row(self, page_size: int) -> int:
         """The smallest pool, in pages, with which every row can run; it computes everything once."""
         # The KV of an answer's last token is never read, so it needs no slot.
-        lengths = (planned.prompt_tokens + planned.max_output_tokens - 1 for planned in self.rows)
+        lengths = [planned.prompt_tokens + planned.max_output_tokens - 1 for planned in self.rows]
+        lengths += [len(dependent.prefix) + dependent.reserve_tokens for dependent in self.dependents]
         return max((-(-length // page_size) for length in lengths), default=1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """A row that can be asked, before it has a place in the order."""
-
-    row: InputRow
-    schema: AnswerSchema
-    prompt: SegmentedPrompt
-    digest: str
-
-
 EMPTY_HISTORY = AnswerHistory()
+NO_PARTS: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -184,67 +151,90 @@ class Planner:
         select: Selection = Selection.UNANSWERED,
         on_progress: Callable[[int], None] = lambda rows: None,
     ) -> Plan:
-        """Plan the rows of `data` that `select` takes on; `on_progress` hears how many rows have been looked at."""
-        runnable: list[_Prepared] = []
-        rejected: list[RejectedRow] = []
-        document_tokens: dict[str, int] = {}
-        standings: Counter[Standing] = Counter()
-        changed_by: Counter[str] = Counter()
-        answered_rows = rows_left = 0
+        """Plan the rows of `data` that `select` takes on; `on_progress` hears how many rows have been looked at.
+
+        Raises InputError for rows whose `after` or text can't be followed, and JobError or JobFileError for a prompt
+        that can't be made.
+        """
+        later = dependent_order(data.rows)
+        needed = needed_keys(data.rows)
+        fates: dict[Key, RowFate] = {}
+        intake = _Intake(history, select)
+        for row in later:
+            self.dependents.check(row)
         for count, (row, outcome) in enumerate(self._outcomes(data)):
             if count % 256 == 0:
                 on_progress(count)
-            if isinstance(outcome, RejectedRow):
-                if history.takes(select, row, Standing.FAILED):
-                    rejected.append(outcome)
-                else:
-                    rows_left += 1
-                continue
-            standing, changed = history.standing(row, outcome.digest, self.identity.parts(outcome.schema))
-            standings[standing] += 1
-            changed_by.update(changed)
-            if not history.takes(select, row, standing):
-                answered_rows += standing is Standing.DONE
-                rows_left += standing is not Standing.DONE
-                continue
-            assert row.document_hash is not None
-            document_tokens.setdefault(row.document_hash, outcome.prompt.document_tokens)
-            runnable.append(outcome)
+            fate = intake.take(row, outcome)
+            if (row.doc_id, row.question_id) in needed:
+                fates[row.doc_id, row.question_id] = fate
+        for row in later:
+            fates[row.doc_id, row.question_id] = self._dependent_fate(row, data, fates, intake)
         return Plan(
-            rows=self._ordered(runnable),
-            rejected=rejected,
-            document_tokens=document_tokens,
-            rows_new=standings[Standing.NEW],
-            rows_changed=standings[Standing.CHANGED],
-            changed_by=dict(changed_by),
-            rows_failed_before=standings[Standing.FAILED],
-            rows_done=standings[Standing.DONE],
+            rows=self._ordered(intake.runnable),
+            rejected=intake.rejected,
+            dependents=intake.dependents,
+            document_tokens=intake.document_tokens,
+            rows_new=intake.standings[Standing.NEW],
+            rows_changed=intake.standings[Standing.CHANGED],
+            changed_by=dict(intake.changed_by),
+            rows_failed_before=intake.standings[Standing.FAILED],
+            rows_done=intake.standings[Standing.DONE],
             rows_gone=history.gone(data.rows),
-            answered_rows=answered_rows,
-            rows_left=rows_left,
+            answered_rows=intake.answered_rows,
+            rows_left=intake.rows_left,
         )
 
-    def _ordered(self, runnable: list[_Prepared]) -> list[PlannedRow]:
+    @cached_property
+    def dependents(self) -> DependentPlanner:
+        """Prepares the rows that come after others."""
+        return DependentPlanner(self.prompts, self.fitted, self.max_tokens)
+
+    def _dependent_fate(self, row: InputRow, data: InputData, fates: Mapping[Key, RowFate], intake: _Intake) -> RowFate:
+        """File a row that comes after others, whose fates are known."""
+        schema = self._schema_of(row)
+        if isinstance(schema, RejectedRow):
+            return intake.take(row, schema)
+        assert row.document_hash is not None  # else it had a problem
+        document = data.documents[row.document_hash]
+        others = {name: fates[row.doc_id, name] for name in row.program.after}
+        if any(fate.is_left for fate in others.values()):
+            return intake.leave(row)
+        for name, fate in others.items():
+            if fate.status is not None:
+                return intake.take(row, missing_answer(row, name, fate.status, schema.name))
+        if not any(fate.runs for fate in others.values()):
+            answers = {name: fate.answer for name, fate in others.items() if fate.answer is not None}
+            earlier = next(iter(others.values())).prompt
+            return intake.take(row, self.dependents.prepared(row, schema, document, answers, earlier))
+        state, own_answer = intake.known_of(row)
+        return intake.wait(self.dependents.waiting(row, schema, document, others, state, own_answer))
+
+    def _ordered(self, runnable: list[PreparedRow]) -> list[PlannedRow]:
         """In depth-first order of the prompts' prefix tree, each with the positions it is the first to need."""
         order = plan_order([prepared.prompt for prepared in runnable])
         ordered = [runnable[index] for index in order]
         minimums = first_positions_in_order([prepared.prompt for prepared in ordered])
         originals = self._originals(ordered, minimums)
         return [
-            PlannedRow(
-                row=prepared.row,
-                schema=prepared.schema,
-                segments=prepared.prompt,
-                digest=prepared.digest,
-                parts=self.identity.parts(prepared.schema),
-                minimum_tokens=minimum,
-                max_output_tokens=min(self.max_tokens, self.context_length - len(prepared.prompt)),
-                same_as=original,
-            )
+            self.placed(prepared, minimum, original)
             for prepared, minimum, original in zip(ordered, minimums, originals, strict=True)
         ]
 
-    def _originals(self, ordered: Sequence[_Prepared], minimums: Sequence[int]) -> list[int | None]:
+    def placed(self, prepared: PreparedRow, minimum_tokens: int, same_as: int | None = None) -> PlannedRow:
+        """The row with its place in the order."""
+        return PlannedRow(
+            row=prepared.row,
+            schema=prepared.schema,
+            segments=prepared.prompt,
+            digest=prepared.digest,
+            parts=prepared.parts,
+            minimum_tokens=minimum_tokens,
+            max_output_tokens=min(self.max_tokens, self.context_length - len(prepared.prompt)),
+            same_as=same_as,
+        )
+
+    def _originals(self, ordered: Sequence[PreparedRow], minimums: Sequence[int]) -> list[int | None]:
         """For each row, where the first one stands that asks the very same, if it is another one."""
         if not self.identity.keys_share_answers:
             return [None] * len(ordered)
@@ -259,23 +249,21 @@ class Planner:
             originals.append(None if first == place else first)
         return originals
 
-    def _outcomes(self, data: InputData) -> Iterator[tuple[InputRow, _Prepared | RejectedRow]]:
-        """Each row of the input, ready to be asked or rejected."""
-        schemas = [self._schema_of(row) for row in data.rows]
+    def _outcomes(self, data: InputData) -> Iterator[tuple[InputRow, PreparedRow | RejectedRow]]:
+        """Each row that comes after no other, ready to be asked or rejected."""
+        rows = [row for row in data.rows if not row.program.after]
+        schemas = [self._schema_of(row) for row in rows]
         prompts = self.prompts.prompts(
             Asked(row, data.documents[row.document_hash], schema.name, schema.text)
-            for row, schema in zip(data.rows, schemas, strict=True)
+            for row, schema in zip(rows, schemas, strict=True)
             if isinstance(schema, AnswerSchema) and row.document_hash is not None
         )
-        for row, schema in zip(data.rows, schemas, strict=True):
+        for row, schema in zip(rows, schemas, strict=True):
             if isinstance(schema, RejectedRow):
                 yield row, schema
-                continue
-            prompt = next(prompts)
-            if len(prompt) + schema.grammar.shortest_tokens <= self.context_length:
-                yield row, self._prepared(row, schema, prompt)
             else:
-                yield row, self._too_long(row, data, schema, prompt)
+                assert row.document_hash is not None  # else it had a problem
+                yield row, self.fitted(row, schema, next(prompts), data.documents[row.document_hash])
 
     def _schema_of(self, row: InputRow) -> AnswerSchema | RejectedRow:
         if row.problem is not None:
@@ -285,25 +273,105 @@ class Planner:
         except RowSchemaError as error:
             return RejectedRow(row, "bad_schema", f"{row.place}: {error}")
 
-    def _prepared(self, row: InputRow, schema: AnswerSchema, prompt: SegmentedPrompt) -> _Prepared:
-        return _Prepared(row, schema, prompt, self.identity.digest(row, schema, prompt))
+    def fitted(
+        self,
+        row: InputRow,
+        schema: AnswerSchema,
+        prompt: SegmentedPrompt,
+        document: Document,
+        more_parts: Mapping[str, str] = NO_PARTS,
+    ) -> PreparedRow | RejectedRow:
+        """The row with its prompt, cut or rejected if that is too long; `more_parts` are of its identity."""
+        if len(prompt) + schema.grammar.shortest_tokens > self.context_length:
+            fitting = self._too_long(row, document, schema, prompt)
+            if isinstance(fitting, RejectedRow):
+                return fitting
+            prompt = fitting
+        parts = self.identity.parts(schema)
+        whole = {**parts, **more_parts} if more_parts else parts
+        return PreparedRow(row, schema, prompt, self.identity.digest(row, schema, prompt), whole)
 
     def _too_long(
-        self, row: InputRow, data: InputData, schema: AnswerSchema, prompt: SegmentedPrompt
-    ) -> _Prepared | RejectedRow:
-        """What becomes of a row that doesn't fit the model's context, by run.on_too_long."""
+        self, row: InputRow, document: Document, schema: AnswerSchema, prompt: SegmentedPrompt
+    ) -> SegmentedPrompt | RejectedRow:
+        """What becomes of the prompt of a row that doesn't fit the model's context, by run.on_too_long."""
         shortest = schema.grammar.shortest_tokens
         why = f"{row.place}: the prompt has {len(prompt)} tokens and its shortest answer {shortest}, but the model's "
         why += f"context is {self.context_length}; "
         if self.document_cut is None:
             why += "shorten the document or choose a model with a longer context"
             return RejectedRow(row, "too_long", why, schema.name, len(prompt))
-        assert row.document_hash is not None
-        cut = self.document_cut.cut(prompt, row, data.documents[row.document_hash], shortest)
+        cut = self.document_cut.cut(prompt, row, document, shortest)
         if cut is None:
             why += "no part of its document would fit; shorten the question or choose a model with a longer context"
             return RejectedRow(row, "too_long", why, schema.name, len(prompt))
-        return self._prepared(row, schema, cut)
+        return cut
+
+
+class _Intake:
+    """Sorts the rows of an input by what a run does with them, and counts how they stand."""
+
+    def __init__(self, history: AnswerHistory, select: Selection) -> None:
+        self._history, self._select = history, select
+        self.runnable: list[PreparedRow] = []
+        self.rejected: list[RejectedRow] = []
+        self.dependents: list[DependentRow] = []
+        self.document_tokens: dict[str, int] = {}
+        self.standings: Counter[Standing] = Counter()
+        self.changed_by: Counter[str] = Counter()
+        self.answered_rows = self.rows_left = 0
+
+    def take(self, row: InputRow, outcome: PreparedRow | RejectedRow) -> RowFate:
+        """File a row that is ready to be asked, or can't be."""
+        if isinstance(outcome, RejectedRow):
+            if self._history.takes(self._select, row, Standing.FAILED):
+                self.rejected.append(outcome)
+            else:
+                self.rows_left += 1
+            return RowFate(status=outcome.status)
+        standing, changed = self._history.standing(row, outcome.digest, outcome.parts)
+        self.standings[standing] += 1
+        self.changed_by.update(changed)
+        stored = self._history.answers.get((row.doc_id, row.question_id)) if standing is Standing.DONE else None
+        if not self._history.takes(self._select, row, standing):
+            self.answered_rows += standing is Standing.DONE
+            self.rows_left += standing is not Standing.DONE
+            return RowFate(answer=stored, prompt=outcome.prompt)
+        self._note_document(row, outcome.prompt.document_tokens)
+        self.runnable.append(outcome)
+        return RowFate(runs=True, prompt=outcome.prompt, stored=stored)
+
+    def wait(self, dependent: DependentRow) -> RowFate:
+        """File a row that waits for the answers of others; an answer of its own may turn out to be still valid."""
+        row = dependent.row
+        standing, changed = self._history.standing(row, None, {})
+        if not self._history.takes(self._select, row, standing):
+            return self.leave(row)
+        self.standings[standing] += 1
+        if standing is Standing.CHANGED:
+            self.changed_by.update([name for name in changed if name != UNKNOWN_PART] or [AFTER_PART])
+        self._note_document(row, dependent.prefix.whole_document_tokens)
+        self.dependents.append(dependent)
+        return RowFate(runs=True, dependent=dependent)
+
+    def leave(self, row: InputRow) -> RowFate:
+        """File a row that needs the answers of rows which are left alone."""
+        self.standings[self._history.standing(row, None, {})[0]] += 1
+        self.rows_left += 1
+        return RowFate()
+
+    def known_of(self, row: InputRow) -> tuple[KeyState | None, str | None]:
+        """What is known of the row's key, and its answer if others need it; unless it is to be asked in any case."""
+        key = row.doc_id, row.question_id
+        return (
+            (None, None)
+            if self._select is Selection.ALL
+            else (self._history.states.get(key), self._history.answers.get(key))
+        )
+
+    def _note_document(self, row: InputRow, tokens: int) -> None:
+        assert row.document_hash is not None
+        self.document_tokens.setdefault(row.document_hash, tokens)
 
 
 def row_seed(seed: int, doc_id: str, question_id: str) -> int:

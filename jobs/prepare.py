@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.answer_schemas import AnswerSchemas, start_compiling
+from jobs.dependencies import needed_keys
 from jobs.identity import RequestIdentity
 from jobs.job_file import resolve_path
 from jobs.job_settings import Job
@@ -29,6 +30,7 @@ class PreparedJob:
     model: JobModel
     schemas: AnswerSchemas
     prompts: PromptBuilder
+    planner: Planner
     plan: Plan
     database: Path
 
@@ -56,7 +58,7 @@ def _planned(job: Job, model: JobModel, observer: Observer, select: Selection) -
     if data.merged_rows:
         observer.on_note(f"{data.merged_rows} input rows repeat an earlier row and are answered with it")
     database = resolve_path(job, job.output.database)
-    history = AnswerHistory.of(database)
+    history = AnswerHistory.of(database, needed_keys(data.rows))
     observer.on_stage("compiling the schemas")
     schemas = AnswerSchemas(job, model.grammars)
     prompts = PromptBuilder(job.prompt, model.tokenizer)
@@ -85,7 +87,7 @@ def _planned(job: Job, model: JobModel, observer: Observer, select: Selection) -
     plan = planner.plan(
         data, history, select, lambda rows: observer.on_stage(f"planning, row {rows} of {len(data.rows)}")
     )
-    return PreparedJob(job, data, model, schemas, prompts, plan, database)
+    return PreparedJob(job, data, model, schemas, prompts, planner, plan, database)
 
 
 def _note_skipped(data: InputData, observer: Observer) -> None:

@@ -13,16 +13,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from jobs.errors import JobFileError
+from engine.prefix_order import common_prefix_length
+from jobs.errors import JobError, JobFileError
 from jobs.job_settings import PromptSettings
 from jobs.prompt_frame import BETWEEN, chat_frame
 from jobs.prompt_segments import Segment, SegmentedPrompt, SharedPrefix
 from jobs.prompt_template import PartTemplates
 from jobs.prompt_text import TextTokenizer, encode_frame
+from jobs.prompt_turns import turn_frame
 from jobs.source import Document, InputRow
 from jobs.source_rows import text_hash
 
@@ -37,7 +40,10 @@ WINDOWS_AHEAD = 2
 """How many windows may wait for their ids."""
 
 _MARK = "\U000f8d0c\U000fa11e"
-"""Stands for a document where only the text around it is asked for: for private use, so in no case or form."""
+"""Stands for a value where only the text around it is asked for: for private use, so in no case or form."""
+
+_CONTINUATIONS = ("a", "Z", "7", " ", "\n", '"', "{", ".", "\u00e9", "\u4e2d")
+"""Texts that may follow where a question's text ends that is known: what is encoded the same before all, stays."""
 
 
 class Asked(NamedTuple):
@@ -61,6 +67,7 @@ class PromptBuilder:
 
     def __init__(self, settings: PromptSettings, tokenizer: PreTrainedTokenizerFast) -> None:
         self._templates = PartTemplates(settings)
+        self._tokenizer = tokenizer
         self._text_tokenizer = TextTokenizer(tokenizer)
         frame = chat_frame(tokenizer)
         self.notes = frame.notes
@@ -93,6 +100,57 @@ class PromptBuilder:
                     yield from self._finished(*waiting.popleft())
             while waiting:
                 yield from self._finished(*waiting.popleft())
+
+    def shared_prefix(self, row: InputRow, document: Document, schema_name: str, schema_text: str) -> SharedPrefix:
+        """What the row's prompt begins with: opening and document, the same object for all that share it."""
+        window = _Window()
+        prefix = self._prefix(Asked(row, document, schema_name, schema_text), window)
+        for segment, text in zip(window.segments, window.texts(), strict=True):
+            segment.ids = self._text_tokenizer.encode(text)
+        return prefix
+
+    def known_rest(self, row: InputRow, beginning: str) -> np.ndarray:
+        """Token ids behind the prefix for a question of which only the beginning is known, whatever comes then."""
+        before, mark, _ = self._question_text(row, beginning + _MARK).partition(_MARK)
+        if not mark:  # the template does not write the question as it is
+            return self._before_question
+        ids = self._text_tokenizer.encode_batch([before + text for text in _CONTINUATIONS])
+        common = min((common_prefix_length(ids[0], other) for other in ids[1:]), default=0)
+        return np.concatenate([self._before_question, ids[0][:common]])
+
+    def question_prompt(self, prefix: SharedPrefix, row: InputRow, question: str) -> SegmentedPrompt:
+        """The prompt of a row whose question's text has been made for it."""
+        ids = self._text_tokenizer.encode(self._question_text(row, question))
+        return SegmentedPrompt(prefix, np.concatenate([self._before_question, ids, self._ending]))
+
+    def talk_so_far(self, earlier: SegmentedPrompt) -> np.ndarray:
+        """Token ids of a prompt behind its prefix, up to where its turn ends."""
+        return earlier.rest[: len(earlier.rest) - len(self._ending)]
+
+    def follow_up_prompt(self, earlier: SegmentedPrompt, answer: str, row: InputRow, question: str) -> SegmentedPrompt:
+        """The prompt of a row that follows an earlier prompt and its answer. Raises JobError if the model can't."""
+        before_answer, before_next = self._turns
+        answer_ids = self._text_tokenizer.encode(answer)
+        question_ids = self._text_tokenizer.encode(self._question_text(row, question).removeprefix(BETWEEN))
+        rest = [self.talk_so_far(earlier), before_answer, answer_ids, before_next, question_ids, self._ending]
+        return SegmentedPrompt(earlier.prefix, np.concatenate(rest))
+
+    def check_turns(self) -> None:
+        """Raise JobError if the model's chat template can't carry earlier turns."""
+        assert self._turns
+
+    @cached_property
+    def _turns(self) -> tuple[np.ndarray, np.ndarray]:
+        frame = turn_frame(self._tokenizer)
+        if frame is None:
+            raise JobError(
+                "the model's chat template can't carry earlier turns, which questions with follow_up need; leave "
+                "follow_up out, and write {{ answers.… }} into the question, or choose another model in model.path"
+            )
+        before_answer, before_next = (
+            encode_frame(self._tokenizer, text, first=False) for text in (frame.before_answer, frame.before_next)
+        )
+        return before_answer, before_next
 
     def text_ids(self, text: str) -> np.ndarray:
         """int32 token ids of a text by itself, as it would stand in a prompt."""
@@ -158,10 +216,10 @@ class PromptBuilder:
     def _document_text(self, row: InputRow, document: Document) -> str:
         return self._templates.render("document", row.place, document=document.text, doc_id=row.doc_id, extra=row.extra)
 
-    def _question_text(self, row: InputRow) -> str:
+    def _question_text(self, row: InputRow, question: str | None = None) -> str:
         return BETWEEN + self._templates.render(
-            "question", row.place, question=row.question, question_id=row.question_id, doc_id=row.doc_id,
-            extra=row.extra,
+            "question", row.place, question=row.question if question is None else question,
+            question_id=row.question_id, doc_id=row.doc_id, extra=row.extra,
         )  # fmt: skip
 
     def _opening(self, schema_name: str, schema_text: str) -> tuple[tuple[str, str], np.ndarray]:

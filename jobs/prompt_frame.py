@@ -6,6 +6,7 @@ It is rendered around placeholders, so what a template can't do is found here an
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,11 @@ _THINKING = (("<think>", "</think>"), ("<thinking>", "</thinking>"), ("[THINK]",
 
 FIXED_DATE = {"%d": "26", "%b": "Jul", "%B": "July", "%m": "07", "%Y": "2024", "%y": "24", "%A": "Friday", "%a": "Fri"}
 """The day that a template is told it is: the one which Llama 3's writes when it can't know."""
+
+CHAT_TEMPLATE_ERRORS = (
+    jinja2.TemplateError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError,
+)  # fmt: skip
+"""What rendering a chat template may raise: it is any model's own code."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +54,11 @@ def chat_frame(tokenizer: PreTrainedTokenizerFast) -> Frame:
     faults = []
     for messages in ([{"role": "system", "content": _SYSTEM}, user], [folded]):
         try:
-            rendered = _rendered(tokenizer, messages)
-        except (jinja2.TemplateError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+            rendered = rendered_chat(tokenizer, messages)
+        except CHAT_TEMPLATE_ERRORS as error:
             faults.append(str(error))
             continue
-        parts = _split_once(rendered, (_SYSTEM, _DOCUMENT, _QUESTION))
+        parts = split_once(rendered, (_SYSTEM, _DOCUMENT, _QUESTION))
         if parts is not None:
             return _finished(tokenizer, *parts)
         faults.append("it repeats, reorders or drops the parts of the prompt")
@@ -62,7 +68,8 @@ def chat_frame(tokenizer: PreTrainedTokenizerFast) -> Frame:
     )
 
 
-def _rendered(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, str]]) -> str:
+def rendered_chat(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, str]]) -> str:
+    """The text of a chat, up to where the model goes on; no day or thinking in it that changes."""
     template = str(tokenizer.get_chat_template())
     if "strftime_now" in template:
         # Today's date would make every night's prompts new ones: nothing shared, nothing known as answered.
@@ -110,12 +117,13 @@ def _has_control_token(tokenizer: PreTrainedTokenizerFast, text: str) -> bool:
     return any(number in added for number in tokenizer.encode(text, add_special_tokens=False))
 
 
-def _split_once(text: str, marks: tuple[str, str, str]) -> tuple[str, str, str, str] | None:
-    """The four texts around three marks that occur once each and in this order; None otherwise."""
+def split_once(text: str, marks: Sequence[str]) -> list[str] | None:
+    """The texts around marks that occur once each and in this order; None otherwise."""
     places = [text.find(mark) for mark in marks]
     if any(text.count(mark) != 1 for mark in marks) or places != sorted(places):
         return None
-    before, rest = text.split(marks[0])
-    second, rest = rest.split(marks[1])
-    third, ending = rest.split(marks[2])
-    return before, second, third, ending
+    parts = []
+    for mark in marks:
+        before, text = text.split(mark)
+        parts.append(before)
+    return [*parts, text]

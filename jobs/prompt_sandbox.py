@@ -47,15 +47,23 @@ _REFUSED_STATEMENTS: dict[type[nodes.Node], str] = {
     nodes.Pow: "**",
 }  # fmt: skip
 
+RENDERING_ERRORS = (
+    jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError,
+    MemoryError,
+)  # fmt: skip
+
 
 class RowEnvironment(ImmutableSandboxedEnvironment):
     """A sandbox without globals and with a short list of filters; nulls are written as nothing."""
 
     intercepted_binops = frozenset(("+", "*", "%"))
 
-    def __init__(self) -> None:
+    def __init__(self, finalize: Callable[[Any], Any] | None = None) -> None:
         super().__init__(
-            undefined=jinja2.StrictUndefined, keep_trailing_newline=True, finalize=_null_as_nothing, optimized=False
+            undefined=jinja2.StrictUndefined,
+            keep_trailing_newline=True,
+            finalize=finalize or _null_as_nothing,
+            optimized=False,
         )
         filters: dict[str, Callable[..., Any]] = {name: self.filters[name] for name in FILTERS}
         self._plain_map, self._plain_join = filters["map"], filters["join"]
@@ -69,6 +77,16 @@ class RowEnvironment(ImmutableSandboxedEnvironment):
         self._steps_left = MAX_STEPS + row_characters
         self._characters = MAX_CHARACTERS + 2 * row_characters
         self._deadline = time.monotonic() + MAX_SECONDS
+
+    def render(self, template: jinja2.Template, values: Mapping[str, Any], row_characters: int) -> str:
+        """Render for a row with so much text. Raises one of RENDERING_ERRORS."""
+        self.start(row_characters)
+        pieces, characters = [], 0
+        for piece in template.generate(values):
+            characters += len(piece)
+            self.check_length(characters)
+            pieces.append(piece)
+        return "".join(pieces)
 
     def check_length(self, characters: int) -> None:
         """Raise SecurityError for a text that is longer than a template may make."""
@@ -152,26 +170,26 @@ class RowEnvironment(ImmutableSandboxedEnvironment):
             yield item if not isinstance(item, jinja2.Undefined) else str(item)  # which raises, and says why
 
 
-def check_statements(part: str, known: tuple[str, ...], tree: nodes.Template) -> None:
-    """Raise JobFileError, naming `prompt.<part>`, for a statement that a prompt can't use."""
+def check_statements(where: str, known: tuple[str, ...], tree: nodes.Template) -> None:
+    """Raise JobFileError, naming `where` it stands, for a statement that a prompt can't use."""
     for kind, written in _REFUSED_STATEMENTS.items():
         for node in tree.find_all(kind):
             raise JobFileError(
-                f"prompt.{part}, line {node.lineno}: {written} is not for prompts, which reach only their row; "
+                f"{where}, line {node.lineno}: {written} is not for prompts, which reach only their row; "
                 "write the text itself"
             )
     for loop in tree.find_all(nodes.For):
         if loop.recursive:
-            raise JobFileError(f"prompt.{part}, line {loop.lineno}: a recursive loop is not for prompts; loop plainly")
+            raise JobFileError(f"{where}, line {loop.lineno}: a recursive loop is not for prompts; loop plainly")
     for name in tree.find_all(nodes.Name):
         if name.name == "self":
-            raise JobFileError(f"prompt.{part} uses self, but it can use only {', '.join(known)}")
+            raise JobFileError(f"{where} uses self, but it can use only {', '.join(known)}")
     # A list put into itself again and again doubles each time, unseen until it is written.
     for literal in tree.find_all((nodes.List, nodes.Tuple, nodes.Dict)):
         inside = list(literal.iter_child_nodes())
         if getattr(literal, "ctx", "load") == "load" and not all(map(_is_constant, inside)):
             raise JobFileError(
-                f"prompt.{part}, line {literal.lineno}: a list in a prompt can hold only texts and numbers; "
+                f"{where}, line {literal.lineno}: a list in a prompt can hold only texts and numbers; "
                 "use the row's values by themselves"
             )
 

@@ -10,7 +10,7 @@ from jinja2 import nodes
 
 from jobs.errors import JobFileError
 from jobs.job_settings import PromptSettings
-from jobs.prompt_sandbox import RowEnvironment, check_statements, counted
+from jobs.prompt_sandbox import RENDERING_ERRORS, RowEnvironment, check_statements, counted
 
 # What each part of [prompt] may use. `extra` holds the row's other columns.
 PART_VARIABLES = {
@@ -18,11 +18,6 @@ PART_VARIABLES = {
     "document": ("document", "doc_id", "extra"),
     "question": ("question", "question_id", "doc_id", "extra"),
 }
-
-_RENDERING_ERRORS = (
-    jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError,
-    MemoryError,
-)  # fmt: skip
 
 
 class PartTemplates:
@@ -45,7 +40,7 @@ class PartTemplates:
             try:
                 tree = environment.parse(getattr(settings, part))
                 used[part] = jinja2.meta.find_undeclared_variables(tree)
-                check_statements(part, known, tree)
+                check_statements(f"prompt.{part}", known, tree)
                 self.texts_behind[part] = _text_behind_values(tree)
                 if part == "document":
                     self.moving_values = _values_written(tree)
@@ -72,18 +67,13 @@ class PartTemplates:
         ):
             # Most templates only put texts together, which takes a tenth of the time without Jinja.
             return "".join([values[piece] if is_value else piece for piece, is_value in self._plain[part]])
-        self._environment.start(sum(len(value) for value in values.values() if isinstance(value, str)))
-        pieces, characters = [], 0
+        row_characters = sum(len(value) for value in values.values() if isinstance(value, str))
         try:
-            for piece in self._templates[part].generate(values):
-                characters += len(piece)
-                self._environment.check_length(characters)
-                pieces.append(piece)
-        except _RENDERING_ERRORS as error:
+            return self._environment.render(self._templates[part], values, row_characters)
+        except RENDERING_ERRORS as error:
             where = f" ({place})" if place else ""
             reason = str(error) or type(error).__name__
             raise JobFileError(f"prompt.{part} fails on a row{where}: {reason}; mend the template") from None
-        return "".join(pieces)
 
 
 def _plain_pieces(tree: nodes.Template) -> list[tuple[str, bool]] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -49,30 +49,26 @@ class AnswerHistory:
     """
 
     states: Mapping[tuple[str, str], KeyState] = field(default_factory=dict)
+    answers: Mapping[tuple[str, str], str] = field(default_factory=dict)  # JSON texts, of the keys that were asked for
 
     @classmethod
-    def of(cls, database: Path) -> AnswerHistory:
-        """Read both; what is not there is empty. Raises OutputError."""
+    def of(cls, database: Path, needed: Collection[tuple[str, str]] = ()) -> AnswerHistory:
+        """Read both; what is not there is empty. `needed` are the keys whose answers are wanted. Raises OutputError."""
         # The journal first: a run that is on may publish it meanwhile, and then its answers are found in both.
         waiting = read_journal(journal_path(database)).answers
         store = open_existing(database)
         states = {} if store is None else store.key_states()
+        answers = {} if store is None or not needed else store.valid_answers(needed)
         for record in waiting:
             key = (record.doc_id, record.question_id)
             states[key] = _after(states.get(key), record)
-        return cls(states)
+            if record.answer is not None and key in needed:
+                answers[key] = record.answer
+        return cls(states, answers)
 
     def standing(self, row: InputRow, digest: str | None, parts: Mapping[str, str]) -> tuple[Standing, list[str]]:
         """How a row stands, and if it has changed, by which parts; `digest` None for a row that can't be asked."""
-        state = self.states.get((row.doc_id, row.question_id))
-        if state is None:
-            return Standing.NEW, []
-        if not state.has_answer:
-            return Standing.FAILED, []
-        changed = _changed_parts(state, row, parts)
-        if digest == state.request_digest and not set(changed) & set(DECIDING_PARTS):
-            return Standing.DONE, []
-        return Standing.CHANGED, changed or [UNKNOWN_PART]
+        return standing_of(self.states.get((row.doc_id, row.question_id)), row, digest, parts)
 
     def takes(self, select: Selection, row: InputRow, standing: Standing) -> bool:
         """Whether a run takes on a row that stands so."""
@@ -87,6 +83,20 @@ class AnswerHistory:
         if gone:
             gone.difference_update((row.doc_id, row.question_id) for row in rows)
         return len(gone)
+
+
+def standing_of(
+    state: KeyState | None, row: InputRow, digest: str | None, parts: Mapping[str, str]
+) -> tuple[Standing, list[str]]:
+    """How a row stands of whose key so much is known; see AnswerHistory.standing."""
+    if state is None:
+        return Standing.NEW, []
+    if not state.has_answer:
+        return Standing.FAILED, []
+    changed = _changed_parts(state, row, parts)
+    if digest == state.request_digest and not set(changed) & set(DECIDING_PARTS):
+        return Standing.DONE, []
+    return Standing.CHANGED, changed or [UNKNOWN_PART]
 
 
 def open_existing(database: Path, wait_seconds: float = 0.0) -> AnswerStore | None:

@@ -11,7 +11,6 @@ import logging
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +30,7 @@ from jobs.prepare import PreparedJob, prepare
 from jobs.progress_file import ProgressFile
 from jobs.publish import publish_pending
 from jobs.resume import Selection, open_existing
+from jobs.run_feed import RowFeed
 from jobs.run_output import START_WAIT_SECONDS, RunOutput
 from jobs.run_record import RunWriter
 from jobs.run_speed import record_run_speed
@@ -41,6 +41,7 @@ from jobs.time_estimate import PlannedWork, speed_setting, time_estimate
 
 if TYPE_CHECKING:
     from engine.engine import Engine
+    from engine.hold import Hold
 
 __all__ = [
     "Observer", "PreparedJob", "Progress", "RunOutcome", "Selection", "StopRequest", "prepare", "run_job",
@@ -120,6 +121,13 @@ class _Run:
         self.observer = observer
         self.started = self.ready_at = started
         self.ended = bytearray(len(self.plan.rows))  # by place in the plan: 1 when the row is finished
+        self.feed = RowFeed(
+            self.plan,
+            prepared.planner,
+            prepared.data.documents,
+            on_rejected=lambda rejected: self.writer.add_rejected(rejected),
+            on_reused=lambda row: self.writer.count_reused(),
+        )
         self.same_rows: dict[int, list[int]] = defaultdict(list)  # places answered with that of another row
         for place, planned in enumerate(self.plan.rows):
             if planned.same_as is not None:
@@ -182,7 +190,7 @@ class _Run:
         engine = self.engine
         if engine is None:
             return "finished", None
-        engine.feed(self._requests())
+        engine.feed(self.feed.requests(engine, self._request))
         budget = self.job.run.time_budget
         while engine.has_work:
             if self.stop.signal_number is not None:
@@ -191,22 +199,35 @@ class _Run:
                 self.exit_status = 5
                 unreached = len(self._unreached_documents())
                 return "out_of_time", (
-                    f"run.time_budget of {budget:g} seconds was used up; {self.ended.count(0)} rows of "
+                    f"run.time_budget of {budget:g} seconds was used up; {self._rows_pending()} rows of "
                     f"{unreached} documents are pending, and the next run answers them"
                 )
             completions = engine.step()
             self.statistics.add_step(engine, time.monotonic() - self.ready_at)
             self.meter.add_step(engine.last_step)
-            for completion in completions:
-                self.statistics.add_completion(completion)
-                self.meter.add_completion(completion)
-                self._finish_request(completion)
+            while completions:
+                for completion in completions:
+                    self.statistics.add_completion(completion)
+                    self.meter.add_completion(completion)
+                    self._finish_request(completion)
+                completions = self._go_on(engine)
             self.output.keep_up()
             progress = self._progress()
             self.progress_file.progress(progress)
             self.observer.on_progress(progress)
         engine.check()
+        assert not self._rows_pending(), "rows are left that nothing runs for"
         return "finished", None
+
+    def _go_on(self, engine: Engine) -> list[Completion]:
+        """Hand over the rows that waited for what has ended; returns those of them that can never run."""
+        completions = self.feed.go_on(engine, self._request)
+        self.feed.end_holds(engine)
+        self.ended.extend(bytes(len(self.feed.rows) - len(self.ended)))
+        return completions
+
+    def _rows_pending(self) -> int:
+        return self.ended.count(0) + len(self.feed.waiting)
 
     def _stopped(self, signal_number: int) -> tuple[str, str]:
         self.exit_status = 128 + signal_number
@@ -237,6 +258,7 @@ class _Run:
             seconds=now - self.ready_at if ready else 0.0,
             statistics=self._statistics_text(),
             steps=[bucket.as_dict() for bucket in self.statistics.steps.buckets],
+            rows_reused=self.run.rows_reused + self.writer.rows_reused,
         )
 
     def _statistics_text(self) -> str | None:
@@ -245,13 +267,7 @@ class _Run:
         page_size = self.engine.settings.page_size
         return self.statistics.as_json(self.engine, smallest_pages=self.plan.pages_for_longest_row(page_size))
 
-    def _requests(self) -> Iterator[Request]:
-        """Of the rows in the plan's order, each when it is asked for; those that ask the very same once."""
-        for index, planned in enumerate(self.plan.rows):
-            if planned.same_as is None:
-                yield self._request(index, planned)
-
-    def _request(self, index: int, planned: PlannedRow) -> Request:
+    def _request(self, index: int, planned: PlannedRow, hold: Hold | None = None) -> Request:
         """The row as a request; its second draw has the next seed and at least RETRY_TEMPERATURE."""
         sampling = self.job.sampling
         row = planned.row
@@ -269,6 +285,7 @@ class _Run:
             grammar=planned.schema.grammar,
             shortest_answer_tokens=planned.schema.grammar.shortest_tokens,
             log_probabilities=self.job.answer.confidence,
+            hold=hold,
         )
 
     def _finish_request(self, completion: Completion) -> None:
@@ -285,7 +302,7 @@ class _Run:
             )
 
     def _finish_row(self, completion: Completion) -> None:
-        planned = self.plan.rows[completion.request_id]
+        planned = self.feed.rows[completion.request_id]
         if self._draws_again(planned, completion):
             return
         self.ended[completion.request_id] = 1
@@ -293,8 +310,10 @@ class _Run:
             error = f"{planned.row.place}: {completion.error}"
             rejected = RejectedRow(planned.row, "too_long", error, planned.schema.name, planned.prompt_tokens)
             self.writer.add_rejected(rejected)
+            self.feed.row_ended(planned.row, rejected.status, None, planned.segments)
             return
-        self.writer.add_completed(planned, completion, self.first_draws.get(completion.request_id))
+        record = self.writer.add_completed(planned, completion, self.first_draws.get(completion.request_id))
+        self.feed.row_ended(planned.row, record.status, record.answer, planned.segments)
 
     def _draws_again(self, planned: PlannedRow, completion: Completion) -> bool:
         """Submit a row whose finished answer breaks its schema once more; False if it doesn't, or was so before."""
@@ -314,7 +333,7 @@ class _Run:
         if output_tokens is None:  # no answer yet, and no earlier run: half of what they may have
             output_tokens = self.job.sampling.max_tokens / 2 * self.requests
         return Progress(
-            rows_total=len(self.plan.rows) + len(self.plan.rejected),
+            rows_total=len(self.plan.rows) + len(self.plan.dependents) + len(self.plan.rejected),
             rows_done=writer.rows_done,
             rows_failed=writer.rows_failed,
             prompt_tokens=writer.prompt_tokens,
@@ -349,7 +368,8 @@ class _Run:
         return 3 if self.job.run.max_failures.exceeded(record.rows_failed, record.rows_total) else 1
 
     def _unreached_documents(self) -> list[str]:
-        return sorted({row.row.doc_id for row, ended in zip(self.plan.rows, self.ended, strict=True) if not ended})
+        pending = {row.row.doc_id for row, ended in zip(self.feed.rows, self.ended, strict=True) if not ended}
+        return sorted(pending | {dependent.row.doc_id for dependent in self.feed.waiting})
 
     def _new_record(self) -> RunRecord:
         return RunRecord(

@@ -36,13 +36,14 @@ class RunWriter:
         self._written_documents: set[str] = set()
         self._totals: Counter[str] = Counter()
         self.rows_ok = 0
+        self.rows_reused = 0  # found to have a valid answer only while the run was on
         self.rows_failed = 0
         self.forced_tokens = 0
 
     @property
     def rows_done(self) -> int:
         """Rows that have ended."""
-        return self.rows_ok + self.rows_failed
+        return self.rows_ok + self.rows_failed + self.rows_reused
 
     @property
     def prompt_tokens(self) -> int:
@@ -67,6 +68,7 @@ class RunWriter:
             error=ending.error,
             finished_at=ending.finished_at,
             rows_ok=self.rows_ok,
+            rows_reused=self._run.rows_reused + self.rows_reused,
             rows_failed=self.rows_failed,
             forced_tokens=ending.forced_tokens,
             load_seconds=ending.load_seconds,
@@ -94,8 +96,14 @@ class RunWriter:
         """The text of a completion. Only a cut answer can end inside a character."""
         return b"".join(self._vocabulary.tokens[token] for token in completion.output_tokens).decode(errors="replace")
 
-    def add_completed(self, planned: PlannedRow, completion: Completion, first_draw: Completion | None = None) -> None:
-        """A row that the model answered; it is `ok` only if the answer ended and validates.
+    def count_reused(self) -> None:
+        """A row whose answer of before turned out to be valid still."""
+        self.rows_reused += 1
+
+    def add_completed(
+        self, planned: PlannedRow, completion: Completion, first_draw: Completion | None = None
+    ) -> AnswerRecord:
+        """A row that the model answered, as it is filed; it is `ok` only if the answer ended and validates.
 
         `first_draw` is what it was answered with before it was asked again, if it was.
         """
@@ -120,31 +128,31 @@ class RunWriter:
         else:
             status, error = "failed", "the grammar allowed no further token; this is a fault of docqa, please report it"
         self.forced_tokens += completion.forced_tokens
-        self._add(
-            AnswerRecord(
-                **self._row_columns(row, planned.schema.name),
-                status=status,
-                answer=answer,
-                raw_text=text,
-                error=error,
-                finish_reason=str(completion.finish_reason),
-                prompt_tokens=completion.prompt_tokens,
-                cached_tokens=completion.cached_tokens,
-                computed_tokens=completion.computed_tokens,
-                output_tokens=len(completion.output_tokens),
-                ttft_seconds=completion.ttft_seconds,
-                latency_seconds=completion.latency_seconds,
-                request_digest=planned.digest,
-                minimum_tokens=completion.minimum_tokens,
-                request_parts=json.dumps(dict(planned.parts)),
-                quotes=quotes,
-                document_tokens=planned.segments.document_tokens,
-                used_document_tokens=planned.segments.used_document_tokens,
-                confidence=confidence,
-                prompt_segments=json.dumps(planned.segments.segment_tokens()),
-                repeated_tokens=json.dumps(repeated),
-            )
+        record = AnswerRecord(
+            **self._row_columns(row, planned.schema.name),
+            status=status,
+            answer=answer,
+            raw_text=text,
+            error=error,
+            finish_reason=str(completion.finish_reason),
+            prompt_tokens=completion.prompt_tokens,
+            cached_tokens=completion.cached_tokens,
+            computed_tokens=completion.computed_tokens,
+            output_tokens=len(completion.output_tokens),
+            ttft_seconds=completion.ttft_seconds,
+            latency_seconds=completion.latency_seconds,
+            request_digest=planned.digest,
+            minimum_tokens=completion.minimum_tokens,
+            request_parts=json.dumps(dict(planned.parts)),
+            quotes=quotes,
+            document_tokens=planned.segments.document_tokens,
+            used_document_tokens=planned.segments.used_document_tokens,
+            confidence=confidence,
+            prompt_segments=json.dumps(planned.segments.segment_tokens()),
+            repeated_tokens=json.dumps(repeated),
         )
+        self._add(record)
+        return record
 
     def _confidence(self, text: str, completion: Completion) -> str | None:
         if completion.log_probabilities is None:

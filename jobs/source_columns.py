@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from jobs.errors import InputError
+from jobs.question_program import PROGRAM_COLUMNS, is_after_type, is_flag_type
 from jobs.source_files import OpenedFile
 from jobs.source_values import ID_TYPES, is_id_type, is_list_type, is_text_type, plain_type
 
@@ -18,12 +19,12 @@ LONG, NESTED, TWO_TABLES = "long", "nested", "two tables"
 
 # What each table may hold under a name of ours; every other column is carried along.
 TABLE_COLUMNS: dict[str, tuple[str, ...]] = {
-    LONG: ("doc_id", "document", "question_id", "question", "schema", "gold"),
+    LONG: ("doc_id", "document", "question_id", "question", "schema", "gold", *PROGRAM_COLUMNS),
     NESTED: ("doc_id", "document", "questions", "schema", "gold"),
     "documents": ("doc_id", "document", "schema", "gold"),
-    "questions": ("doc_id", "question_id", "question", "schema", "gold"),
+    "questions": ("doc_id", "question_id", "question", "schema", "gold", *PROGRAM_COLUMNS),
 }
-ELEMENT_COLUMNS = ("question_id", "question", "schema", "gold")
+ELEMENT_COLUMNS = ("question_id", "question", "schema", "gold", *PROGRAM_COLUMNS)
 REQUIRED = ("document", "question", "questions")
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 
@@ -165,6 +166,8 @@ def _check_types(place: str, used: Mapping[str, str], types: Mapping[str, pa.Dat
         "schema": (is_text_type, "text"),
         "doc_id": (is_id_type, ID_TYPES),
         "question_id": (is_id_type, ID_TYPES),
+        "after": (is_after_type, "a list of question ids, or one as text"),
+        "follow_up": (is_flag_type, "true or false"),
     }
     for wanted, own in used.items():
         if wanted in rules and own in types and not rules[wanted][0](types[own]):

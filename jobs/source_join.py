@@ -21,6 +21,7 @@ def make_row(document: Part, question: Part, place: str) -> InputRow:
         extra=(document.extra or question.extra) if extra is None else extra,
         problem=first_problem(document.problem, question.problem),
         place=place,
+        program=question.program,
     )
 
 
@@ -105,8 +106,8 @@ def fill_missing_columns(rows: Sequence[InputRow], files: Sequence[Columns]) -> 
             row.extra.setdefault(name, None)
 
 
-def _asked(row: InputRow) -> tuple[str | None, ...]:
-    return row.document_hash, row.question, row.schema, row.problem.status if row.problem else None
+def _asked(row: InputRow) -> tuple[object, ...]:
+    return row.document_hash, row.question, row.schema, row.problem.status if row.problem else None, row.program
 
 
 def _status(part: Part) -> str | None:

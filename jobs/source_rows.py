@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jobs.errors import InputError
+from jobs.question_program import PLAIN, PROGRAM_COLUMNS, Program, read_programs
 from jobs.source_columns import Columns
 from jobs.source_files import OpenedFile
 from jobs.source_values import NULL, Text, id_cells, is_blank, json_cells, text_cells
@@ -53,6 +54,7 @@ class InputRow:
     extra: dict[str, Any]
     problem: RowProblem | None
     place: str
+    program: Program = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ class Part:
     problem: RowProblem | None
     place: str
     join_key: str | None = None
+    program: Program = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,10 +196,12 @@ class PartReader:
     def questions(self, table: Table, beside_document: bool = False) -> list[Part]:
         """The question's side of each row; `beside_document` leaves to the document's side what a row has once."""
         if beside_document:
-            used = {name: own for name, own in table.columns.used.items() if name in ("question_id", "question")}
+            own_columns = ("question_id", "question", *PROGRAM_COLUMNS)
+            used = {name: own for name, own in table.columns.used.items() if name in own_columns}
             table = Table(Columns(used, ()), table.arrays, table.places, table.partitions)
         join_keys = [] if beside_document else table.texts("doc_id", id_cells)
         parts = []
+        programs = read_programs(table)
         for row, (cell, carried, place) in enumerate(
             zip(table.texts("question"), table.carried("question_id"), table.places, strict=True)
         ):
@@ -212,8 +217,11 @@ class PartReader:
             key = carried.key if carried.key is not None else text_hash(question or "")[:16]
             key = self._known.setdefault(key, key)
             parts.append(
-                Part(key, question, carried.schema, carried.gold, carried.extra, problem, place, join_key.value)
-            )
+                Part(
+                    key, question, carried.schema, carried.gold, carried.extra, problem, place, join_key.value,
+                    programs[row],
+                )
+            )  # fmt: skip
         return parts
 
     def nested(self, table: Table, documents: Sequence[Part]) -> Iterator[tuple[Part, Part]]:

@@ -6,12 +6,13 @@ The file is open only while something is read or written, so that other processe
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 
 from jobs.errors import OutputError
 from jobs.journal import journal_path
@@ -142,6 +143,18 @@ class AnswerStore:
             (doc_id, question_id): KeyState(status, *answer) if answer[0] else KeyState(status)
             for doc_id, question_id, status, *answer in rows
         }
+
+    def valid_answers(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
+        """The newest valid answer (JSON text) of each of these keys that has one."""
+        columns = [pa.array([key[place] for key in keys], pa.large_string()) for place in (0, 1)]
+        wanted = pa.table(columns, names=["doc_id", "question_id"])
+        with self._connection(doing="reading answers") as connection:
+            connection.register("wanted", wanted)
+            rows = connection.execute(
+                "SELECT doc_id, question_id, answer FROM latest_answers SEMI JOIN wanted USING (doc_id, question_id) "
+                "WHERE status = 'ok'"
+            ).fetchall()
+        return {(doc_id, question_id): answer for doc_id, question_id, answer in rows}
 
     def size_bytes(self) -> int:
         """Bytes on the disk: the database, its write-ahead log and its journal."""

@@ -139,6 +139,8 @@ def end_run(connection: duckdb.DuckDBPyConnection, path: object, ending: RunEndi
         "seconds": ending.seconds,
         "statistics": clean_json(ending.statistics),
     }
+    if ending.rows_reused is not None:
+        values["rows_reused"] = ending.rows_reused
     update_run(connection, path, ending.run_id, ", ".join(f"{name} = ?" for name in values), list(values.values()))
     if ending.steps:
         connection.execute("DELETE FROM run_steps WHERE run_id = ?", [clean_text(ending.run_id)])

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from engine.engine import Engine, EngineSettings
@@ -149,7 +149,7 @@ def pages_held_beside(rows, page_size):
     return max((sum(prefixes.values()) for prefixes in held.values()), default=0)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10, deadline=None, phases=[Phase.explicit, Phase.generate])  # shrinking takes minutes
 @given(
     rows=programs(),
     page_size=st.sampled_from([1, 4, 16]),
@@ -164,9 +164,9 @@ def test_rows_that_come_later_share_all_that_is_known(tiny_model, rows, page_siz
         driver = Driver(make(tiny_model, kv_pages=pages, **options), rows)
         assert driver.run() == expected
         computed = sum(one.computed_tokens for one in driver.completions.values())
+        assert computed == minimum_tokens(prompts) + driver.evicted_tokens()
         if pages == 3000 or rows[0].mark:  # in a small pool, only what is known is kept for rows that come
-            assert computed == minimum_tokens(prompts)
-        assert driver.evicted_tokens() == 0
+            assert driver.evicted_tokens() == 0
         assert driver.engine.cache.pool.free == pages
     # Without room for what is held, or with too little left for what comes, it still ends, and answers the same.
     for reserve_tokens in (None, 0):

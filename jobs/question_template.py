@@ -1,0 +1,126 @@
+"""The text of a question that comes after others: a template that reaches their answers and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import jinja2
+import jinja2.meta
+from jinja2 import nodes
+
+from jobs.errors import InputError, JobFileError
+from jobs.prompt_sandbox import CONTAINER_METHODS, RENDERING_ERRORS, RowEnvironment, check_statements, counted
+
+ANSWERS = "answers"
+
+
+class QuestionFailed(ValueError):
+    """A template can't be rendered with these answers; the message says why."""
+
+
+class _Environment(RowEnvironment):
+    """Writes texts as they are, and every other value as JSON."""
+
+    def __init__(self) -> None:
+        super().__init__(finalize=_text_or_json)
+
+
+class QuestionTemplates:
+    """Compiles each distinct text once. Texts that the answers put in are never rendered themselves."""
+
+    def __init__(self) -> None:
+        self._environment = _Environment()
+        self._compiled: dict[str, jinja2.Template] = {}
+        self._trees: dict[str, nodes.Template] = {}
+
+    def check(self, text: str, after: tuple[str, ...], place: str) -> None:
+        """Raise InputError, naming the row's place, for a text that is no template or uses what it can't reach."""
+        try:
+            tree = self._tree(text)
+            self._template(text)
+        except jinja2.TemplateSyntaxError as error:
+            raise InputError(
+                f"{place}: the question comes after others, so it is a template, and no valid one: {error.message}; "
+                "mend it or write {{ '{{' }} for braces that are text"
+            ) from None
+        except JobFileError as error:
+            raise InputError(f"{place}: {error}") from None
+        for name in sorted(jinja2.meta.find_undeclared_variables(tree) - {ANSWERS}):
+            raise InputError(
+                f"{place}: the question uses {{{{ {name} }}}}, but it can use only {ANSWERS}, as in "
+                f"{{{{ {_written(after[0])} }}}}"
+            )
+        for name in _answers_named(tree):
+            if name not in after:
+                listed = ", ".join(map(repr, after))
+                raise InputError(
+                    f"{place}: the question uses the answer {name!r}, which its `after` doesn't list (it lists "
+                    f"{listed}); add it there, or correct the name, as in {{{{ {_written(after[0])} }}}}"
+                )
+
+    def known_beginning(self, text: str) -> str:
+        """What the text begins with whatever the answers are."""
+        for node in self._tree(text).body:
+            if isinstance(node, nodes.Output) and isinstance(node.nodes[0], nodes.TemplateData):
+                return node.nodes[0].data
+            break
+        return ""
+
+    def values_written(self, text: str) -> int:
+        """At how many places the text writes something that depends on answers."""
+        outputs = self._tree(text).find_all(nodes.Output)
+        return sum(not isinstance(piece, nodes.TemplateData) for output in outputs for piece in output.nodes)
+
+    def render(self, text: str, answers: Mapping[str, str]) -> str:
+        """The question's text; `answers` are JSON texts by question id. Raises QuestionFailed."""
+        values = {name: json.loads(answer) for name, answer in answers.items()}
+        try:
+            return self._environment.render(
+                self._template(text), {ANSWERS: values}, len(text) + sum(map(len, answers.values()))
+            )
+        except RENDERING_ERRORS as error:
+            raise QuestionFailed(str(error) or type(error).__name__) from None
+
+    def _tree(self, text: str) -> nodes.Template:
+        tree = self._trees.get(text)
+        if tree is None:
+            tree = self._trees[text] = self._environment.parse(text)
+        return tree
+
+    def _template(self, text: str) -> jinja2.Template:
+        template = self._compiled.get(text)
+        if template is None:
+            tree = self._environment.parse(text)  # its own: counting changes it
+            check_statements("the question", (ANSWERS,), tree)
+            template = self._compiled[text] = self._environment.from_string(counted(tree, self._environment))
+        return template
+
+
+def _answers_named(tree: nodes.Template) -> list[str]:
+    """The ids that a template takes from `answers` by name, as far as they are written out."""
+    called = {id(node.node) for node in tree.find_all(nodes.Call)}
+    named = []
+    for taken in tree.find_all(nodes.Getattr):
+        method = id(taken) in called and taken.attr in CONTAINER_METHODS
+        if _is_answers(taken.node) and not method:
+            named.append(taken.attr)
+    for item in tree.find_all(nodes.Getitem):
+        if _is_answers(item.node) and isinstance(item.arg, nodes.Const):
+            named.append(item.arg.value)
+    return named
+
+
+def _is_answers(node: nodes.Node) -> bool:
+    return isinstance(node, nodes.Name) and node.name == ANSWERS
+
+
+def _written(question_id: str) -> str:
+    return f"{ANSWERS}.{question_id}" if question_id.isidentifier() else f"{ANSWERS}[{json.dumps(question_id)}]"
+
+
+def _text_or_json(value: Any) -> Any:
+    if isinstance(value, str | jinja2.Undefined):  # what is not there raises when it is written
+        return value
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=list)
