@@ -89,6 +89,11 @@ def _remove_attempts(connection: duckdb.DuckDBPyConnection, keep_attempts: int |
     for run_id, rows in Counter(run_id for (run_id,) in removed).items():
         connection.execute("UPDATE runs SET rows_removed = rows_removed + ? WHERE run_id = ?", [rows, run_id])
     connection.execute(
+        "DELETE FROM calls WHERE NOT EXISTS (SELECT 1 FROM answers WHERE answers.run_id = calls.run_id "
+        "AND answers.attempt = calls.attempt AND answers.doc_id = calls.doc_id "
+        "AND answers.question_id = calls.question_id)"
+    )
+    connection.execute(
         "DELETE FROM documents WHERE document_hash NOT IN "
         "(SELECT document_hash FROM answers WHERE document_hash IS NOT NULL)"
     )

@@ -44,43 +44,50 @@ class RequestIdentity:
         dtype: str = "auto",
         kv_dtype: str = "auto",
     ) -> None:
-        self._sampling = asdict(sampling)
+        # How often a question is asked, and by what rule one answer counts, is in the identity of rows asked several
+        # times only: so those that are asked once are the same requests as ever.
+        self._sampling = {name: value for name, value in asdict(sampling).items() if name not in ("samples", "choose")}
+        self._choose = sampling.choose
         self._fingerprint = model_fingerprint
         self._common = {
             "prompt": _short(asdict(prompt)),
-            "sampling": _short(self._sampling),
             # Answers from before there was a kv_dtype had that of the model.
             "model": _short([model_fingerprint, dtype, *([] if kv_dtype == "auto" else [kv_dtype])]),
         }
-        self._parts: dict[tuple[str, str], dict[str, str]] = {}
-        self._settings: dict[str, str] = {}
+        self._parts: dict[tuple[str, str, int], dict[str, str]] = {}
+        self._settings: dict[tuple[str, int], str] = {}
 
     @property
     def keys_share_answers(self) -> bool:
         """Whether rows that differ in nothing but their key get the same answer: not if seeds, which differ, matter."""
         return self._sampling["temperature"] == 0
 
-    def digest(self, row: InputRow, schema: AnswerSchema, prompt: SegmentedPrompt) -> str:
+    def digest(self, row: InputRow, schema: AnswerSchema, prompt: SegmentedPrompt, samples: int = 1) -> str:
         """SHA-256 (hex) of the key, the model, the sampling settings and the schema, and of the prompt's tokens.
 
         The first part is hashed as the JSON text of a list, the second as int32 ids.
         """
-        settings = self._settings.get(schema.text)
+        settings = self._settings.get((schema.text, samples))
         if settings is None:
-            settings = self._settings[schema.text] = json.dumps([self._fingerprint, self._sampling, schema.text])[1:]
+            settings = json.dumps([self._fingerprint, self._sampling_of(samples), schema.text])[1:]
+            self._settings[schema.text, samples] = settings
         key = json.dumps([DIGEST_VERSION, row.doc_id, row.question_id])[:-1]
         digest = hashlib.sha256(f"{key}, {settings}".encode())
         for ids in prompt.segments():
             digest.update(ids.data)
         return digest.hexdigest()
 
-    def parts(self, schema: AnswerSchema) -> Mapping[str, str]:
+    def parts(self, schema: AnswerSchema, samples: int = 1) -> Mapping[str, str]:
         """A short digest of each part that does not stand in the answer's row: prompt, schema, sampling, ..."""
-        key = (schema.text, schema.grammar.backend)
+        key = (schema.text, schema.grammar.backend, samples)
         if key not in self._parts:
             engine = [DIGEST_VERSION, schema.grammar.backend, _backend_version(schema.grammar.backend)]
-            self._parts[key] = {**self._common, "schema": _short(schema.text), "engine": _short(engine)}
+            parts = {**self._common, "schema": _short(schema.text), "engine": _short(engine)}
+            self._parts[key] = parts | {"sampling": _short(self._sampling_of(samples))}
         return self._parts[key]
+
+    def _sampling_of(self, samples: int) -> dict[str, Any]:
+        return self._sampling if samples == 1 else {**self._sampling, "samples": samples, "choose": self._choose}
 
 
 def _short(value: Any) -> str:

@@ -15,7 +15,18 @@ DEFAULT_QUESTION = "Question: {{ question }}"
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 # What [input.columns] may map: the names the input layouts know.
-COLUMN_NAMES = ("doc_id", "document", "question_id", "question", "questions", "schema", "gold", "after", "follow_up")
+COLUMN_NAMES = (
+    "doc_id",
+    "document",
+    "question_id",
+    "question",
+    "questions",
+    "schema",
+    "gold",
+    "after",
+    "follow_up",
+    "samples",
+)
 
 
 @dataclass(frozen=True)
@@ -101,13 +112,18 @@ class EngineSettings:
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """`[sampling]`: `top_k` 0 and `top_p` 1.0 mean off."""
+    """`[sampling]`: `top_k` 0 and `top_p` 1.0 mean off.
+
+    `samples` is how often each question is asked, `choose` which of the answers counts.
+    """
 
     temperature: float = 0.0
     max_tokens: int = 256
     seed: int = 0
     top_p: float = 1.0
     top_k: int = 0
+    samples: int = 1
+    choose: str = "majority"
 
 
 @dataclass(frozen=True)

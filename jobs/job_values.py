@@ -170,6 +170,8 @@ SECTIONS: dict[str, dict[str, Setting]] = {
         "seed": _whole(0),
         "top_p": _real("a number above 0 and up to 1", lambda value: 0 < value <= 1),
         "top_k": _whole(0),
+        "samples": _whole(1),
+        "choose": _choice("majority", "first"),
     },
     "run": {
         "time_budget": DURATION,

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from jobs.schema_types import Schema
-from jobs.store_records import AnswerRecord, DocumentRecord, RunRecord, utc_now
+from jobs.store_records import AnswerRecord, CallRecord, DocumentRecord, RunRecord, utc_now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,9 @@ def encode_record(record: JournalRecord) -> bytes:
     values: dict[str, Any] = {"kind": _KIND_NAMES[kind]}
     for name in _FIELDS[kind]:
         value = getattr(record, name)
-        if value is not None:
+        if name == "calls":
+            values |= {name: [call.as_dict() for call in value]} if value else {}
+        elif value is not None:
             values[name] = _utc(value).isoformat() if isinstance(value, datetime) else value
     return json.dumps(values, separators=(",", ":")).encode()
 
@@ -69,6 +71,8 @@ def decode_record(payload: bytes) -> JournalRecord:
     for name in _TIMES:
         if name in values:
             values[name] = datetime.fromisoformat(values[name])
+    if "calls" in values:
+        values["calls"] = tuple(CallRecord(**call) for call in values["calls"])
     return kind(**values)
 
 

@@ -18,6 +18,7 @@ from functools import cached_property
 
 from jobs.answer_schemas import AnswerSchema, AnswerSchemas, RowSchemaError
 from jobs.dependencies import Key, dependent_order, needed_keys
+from jobs.errors import InputError, JobFileError
 from jobs.identity import RequestIdentity
 from jobs.plan_dependents import AFTER_PART, DependentPlanner, missing_answer
 from jobs.plan_order import first_positions_in_order, plan_order
@@ -113,7 +114,7 @@ class Plan:
 
     def pages_wanted(self, page_size: int) -> int:
         """KV pages with which nothing computed would ever have to make room: the whole prefix tree and all answers."""
-        per_row = (planned.minimum_tokens + planned.max_output_tokens for planned in self.rows)
+        per_row = (planned.minimum_tokens + planned.samples * planned.max_output_tokens for planned in self.rows)
         behind = (dependent.reserve_tokens for dependent in self.dependents)
         # One more where a row leaves a shared page.
         return sum(-(-tokens // page_size) + 1 for tokens in (*per_row, *behind))
@@ -143,6 +144,7 @@ class Planner:
     context_length: int
     max_tokens: int  # sampling.max_tokens
     document_cut: DocumentCut | None = None
+    samples: int = 1  # sampling.samples
 
     def plan(
         self,
@@ -156,6 +158,7 @@ class Planner:
         Raises InputError for rows whose `after` or text can't be followed, and JobError or JobFileError for a prompt
         that can't be made.
         """
+        self._check_samples(data.rows)
         later = dependent_order(data.rows)
         needed = needed_keys(data.rows)
         fates: dict[Key, RowFate] = {}
@@ -184,6 +187,17 @@ class Planner:
             answered_rows=intake.answered_rows,
             rows_left=intake.rows_left,
         )
+
+    def _check_samples(self, rows: Sequence[InputRow]) -> None:
+        """Several answers of a question differ only by their seeds, which temperature 0 does not use."""
+        if not self.identity.keys_share_answers:
+            return
+        why = "but at sampling.temperature 0 all answers would be the same; set a temperature above 0, such as 0.7"
+        if self.samples > 1:
+            raise JobFileError(f"sampling.samples is {self.samples}, {why}, or samples = 1")
+        for row in rows:
+            if row.program.samples is not None and row.program.samples > 1:
+                raise InputError(f"{row.place}: samples is {row.program.samples}, {why}, or samples to 1")
 
     @cached_property
     def dependents(self) -> DependentPlanner:
@@ -232,6 +246,7 @@ class Planner:
             minimum_tokens=minimum_tokens,
             max_output_tokens=min(self.max_tokens, self.context_length - len(prepared.prompt)),
             same_as=same_as,
+            samples=prepared.samples,
         )
 
     def _originals(self, ordered: Sequence[PreparedRow], minimums: Sequence[int]) -> list[int | None]:
@@ -287,9 +302,10 @@ class Planner:
             if isinstance(fitting, RejectedRow):
                 return fitting
             prompt = fitting
-        parts = self.identity.parts(schema)
+        samples = row.program.samples or self.samples
+        parts = self.identity.parts(schema, samples)
         whole = {**parts, **more_parts} if more_parts else parts
-        return PreparedRow(row, schema, prompt, self.identity.digest(row, schema, prompt), whole)
+        return PreparedRow(row, schema, prompt, self.identity.digest(row, schema, prompt, samples), whole, samples)
 
     def _too_long(
         self, row: InputRow, document: Document, schema: AnswerSchema, prompt: SegmentedPrompt
@@ -374,7 +390,7 @@ class _Intake:
         self.document_tokens.setdefault(row.document_hash, tokens)
 
 
-def row_seed(seed: int, doc_id: str, question_id: str) -> int:
-    """The seed of one row: of the job's seed and the row's key, so that it does not depend on batch or order."""
-    key = json.dumps([seed, doc_id, question_id]).encode()
+def row_seed(seed: int, doc_id: str, question_id: str, call: int = 0) -> int:
+    """The seed of one call of a row: of the job's seed and the row's key, so that it depends on no batch or order."""
+    key = json.dumps([seed, doc_id, question_id, *([call] if call else [])]).encode()
     return int.from_bytes(hashlib.sha256(key).digest()[:8], "big")

@@ -21,6 +21,7 @@ class PlannedRow:
     and so has its place late, all behind its document.
 
     `same_as` is the place in the plan of an earlier row that asks the model the very same: prompt, schema, settings.
+    `samples` is how often it is asked.
     """
 
     row: InputRow
@@ -31,6 +32,7 @@ class PlannedRow:
     minimum_tokens: int
     max_output_tokens: int
     same_as: int | None = None
+    samples: int = 1
 
     @property
     def prompt(self) -> np.ndarray:
@@ -63,6 +65,7 @@ class PreparedRow:
     prompt: SegmentedPrompt
     digest: str
     parts: Mapping[str, str]
+    samples: int = 1
 
 
 @dataclass(eq=False, slots=True)

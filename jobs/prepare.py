@@ -82,6 +82,7 @@ def _planned(job: Job, model: JobModel, observer: Observer, select: Selection) -
         context_length=context_length,
         max_tokens=max_tokens,
         document_cut=document_cut,
+        samples=job.sampling.samples,
     )
     observer.on_stage("planning")
     plan = planner.plan(

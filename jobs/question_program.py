@@ -20,7 +20,7 @@ from jobs.source_values import id_cells, is_blank, is_id_type, is_list_type, jso
 if TYPE_CHECKING:
     from jobs.source_rows import Table
 
-PROGRAM_COLUMNS = ("after", "follow_up")
+PROGRAM_COLUMNS = ("after", "follow_up", "samples")
 """The columns that say how a question is asked."""
 
 
@@ -29,11 +29,13 @@ class Program:
     """How one question is asked.
 
     `after`: ids of questions on the same document whose answers its text uses. `follow_up`: the one question of
-    `after`, with its answer, stands before it in the prompt as an earlier turn.
+    `after`, with its answer, stands before it in the prompt as an earlier turn. `samples`: how often it is asked, None
+    for as often as the job says.
     """
 
     after: tuple[str, ...] = ()
     follow_up: bool = False
+    samples: int | None = None
 
 
 PLAIN = Program()
@@ -52,6 +54,12 @@ def is_flag_type(data_type: pa.DataType) -> bool:
     return bool(pa.types.is_boolean(data_type) or pa.types.is_null(data_type))
 
 
+def is_count_type(data_type: pa.DataType) -> bool:
+    """Whether a column can be `samples`."""
+    data_type = plain_type(data_type)
+    return bool(pa.types.is_integer(data_type) or pa.types.is_null(data_type))
+
+
 def read_programs(table: Table) -> list[Program]:
     """The program of each row. Raises InputError, with the row's place, for a value that can't be read."""
     used = table.columns.used
@@ -67,17 +75,31 @@ def read_programs(table: Table) -> list[Program]:
             flags = [table.partitions[name] == "true"] * len(table.places)
         else:
             flags = json_cells(table.array("follow_up"))[0]
+    counts = _counts(table) if "samples" in used else [None] * len(table.places)
     known = {PLAIN: PLAIN}
     programs = []
-    for after, flag, place in zip(afters, flags, table.places, strict=True):
+    for after, flag, samples, place in zip(afters, flags, counts, table.places, strict=True):
         if flag and len(after) != 1:
             raise InputError(
                 f"{place}: follow_up needs exactly one question in {used.get('after', 'after')!r}, which it follows, "
                 f"but there {'is none' if not after else f'are {len(after)}'}; name one, or set follow_up to false"
             )
-        program = Program(after, bool(flag))
+        program = Program(after, bool(flag), samples)
         programs.append(known.setdefault(program, program))
     return programs
+
+
+def _counts(table: Table) -> list[int | None]:
+    name = table.columns.used["samples"]
+    if name in table.partitions:
+        text = table.partitions[name]
+        counts: list[Any] = [int(text) if text and text.isascii() and text.isdigit() else text] * len(table.places)
+    else:
+        counts = json_cells(table.array("samples"))[0]
+    for count, place in zip(counts, table.places, strict=True):
+        if count is not None and (not isinstance(count, int) or count < 1):
+            raise InputError(f"{place}: samples is {count!r}; give a whole number of at least 1, or nothing")
+    return counts
 
 
 def _after(table: Table) -> list[tuple[str, ...]]:

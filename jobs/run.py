@@ -30,6 +30,7 @@ from jobs.prepare import PreparedJob, prepare
 from jobs.progress_file import ProgressFile
 from jobs.publish import publish_pending
 from jobs.resume import Selection, open_existing
+from jobs.row_calls import RowCalls
 from jobs.run_feed import RowFeed
 from jobs.run_output import START_WAIT_SECONDS, RunOutput
 from jobs.run_record import RunWriter
@@ -132,7 +133,10 @@ class _Run:
         for place, planned in enumerate(self.plan.rows):
             if planned.same_as is not None:
                 self.same_rows[planned.same_as].append(place)
-        self.requests = len(self.plan.rows) - self.plan.rows_same
+        self.row_calls: dict[int, RowCalls] = {}  # by place in the plan, of rows asked several times that are on
+        self.call_of: dict[int, tuple[int, int]] = {}  # by request: the place, and which call of the row it is
+        self.calls_made = 0
+        self.requests = sum(planned.samples for planned in self.plan.rows) - self.plan.rows_same
         self.minimum_tokens = self.plan.minimum_tokens  # counted once: it looks at every row
         self.first_draws: dict[int, Completion] = {}  # by place in the plan, of rows that were asked again
         self.statistics = RunStatistics()
@@ -190,7 +194,7 @@ class _Run:
         engine = self.engine
         if engine is None:
             return "finished", None
-        engine.feed(self.feed.requests(engine, self._request))
+        engine.feed(self.feed.requests(engine, self._requests))
         budget = self.job.run.time_budget
         while engine.has_work:
             if self.stop.signal_number is not None:
@@ -221,7 +225,7 @@ class _Run:
 
     def _go_on(self, engine: Engine) -> list[Completion]:
         """Hand over the rows that waited for what has ended; returns those of them that can never run."""
-        completions = self.feed.go_on(engine, self._request)
+        completions = self.feed.go_on(engine, self._requests)
         self.feed.end_holds(engine)
         self.ended.extend(bytes(len(self.feed.rows) - len(self.ended)))
         return completions
@@ -267,6 +271,24 @@ class _Run:
         page_size = self.engine.settings.page_size
         return self.statistics.as_json(self.engine, smallest_pages=self.plan.pages_for_longest_row(page_size))
 
+    def _requests(self, index: int, planned: PlannedRow, hold: Hold | None) -> list[Request]:
+        """The row as one request, or as many of one prompt as it is asked for, each with a seed of its own."""
+        if planned.samples == 1:
+            return [self._request(index, planned, hold)]
+        row, seed = planned.row, self.job.sampling.seed
+        calls = self.row_calls[index] = RowCalls(
+            [row_seed(seed, row.doc_id, row.question_id, number) for number in range(planned.samples)]
+        )
+        whole = self._request(index, planned, hold)
+        requests = []
+        for number, own_seed in enumerate(calls.seeds):
+            self.calls_made += 1
+            request_id = -self.calls_made  # places are not negative
+            self.call_of[request_id] = index, number
+            sampling = replace(whole.sampling, seed=own_seed)
+            requests.append(replace(whole, request_id=request_id, sampling=sampling))
+        return requests
+
     def _request(self, index: int, planned: PlannedRow, hold: Hold | None = None) -> Request:
         """The row as a request; its second draw has the next seed and at least RETRY_TEMPERATURE."""
         sampling = self.job.sampling
@@ -291,8 +313,12 @@ class _Run:
     def _finish_request(self, completion: Completion) -> None:
         """File an answer under its row and under those that ask the very same, for which nothing was computed.
 
-        A second draw is each row's own, because its seed depends on the row's key.
+        A second draw is each row's own, because its seed depends on the row's key. A row that is asked several times is
+        filed when its last call has ended, and is not drawn again.
         """
+        if completion.request_id < 0:
+            self._finish_call(completion)
+            return
         self._finish_row(completion)
         for index in self.same_rows.pop(completion.request_id, ()):
             reached_model = completion.finish_reason is not FinishReason.TOO_LONG
@@ -300,6 +326,19 @@ class _Run:
             self._finish_row(
                 replace(completion, request_id=index, cached_tokens=cached, computed_tokens=0, repeated_tokens={})
             )
+
+    def _finish_call(self, completion: Completion) -> None:
+        index, number = self.call_of.pop(completion.request_id)
+        if not self.row_calls[index].add(number, completion):
+            return
+        calls = self.row_calls.pop(index).in_order()
+        if completion.finish_reason is FinishReason.TOO_LONG:  # and so are the others
+            self._finish_row(replace(completion, request_id=index))
+            return
+        planned = self.feed.rows[index]
+        self.ended[index] = 1
+        record = self.writer.add_calls(planned, calls, self.job.sampling.choose)
+        self.feed.row_ended(planned.row, record.status, record.answer, planned.segments)
 
     def _finish_row(self, completion: Completion) -> None:
         planned = self.feed.rows[completion.request_id]

@@ -25,8 +25,8 @@ from jobs.source import Document, InputRow
 if TYPE_CHECKING:
     from engine.engine import Engine
 
-MakeRequest = Callable[[int, PlannedRow, Hold | None], Request]
-"""The request of a place in the plan, with the hold that it belongs to."""
+MakeRequests = Callable[[int, PlannedRow, Hold | None], list[Request]]
+"""The requests of a place in the plan, all of one prompt, with the hold that they belong to."""
 
 
 @dataclass(eq=False)
@@ -80,7 +80,7 @@ class RowFeed:
         self._ready: list[int] = []  # places of rows that waited, have their prompt, and are not in the engine
         self._is_fed = False  # whether all rows that waited for nothing are in the engine
 
-    def requests(self, engine: Engine, make: MakeRequest) -> Iterator[Request]:
+    def requests(self, engine: Engine, make: MakeRequests) -> Iterator[Request]:
         """The rows in the plan's order, each when it is asked for; those that ask the very same once."""
         for place in range(len(self.rows)):
             planned = self.rows[place]
@@ -89,10 +89,10 @@ class RowFeed:
             if group is not None and group.hold is None and group.waiting:
                 group.hold = _made_hold(engine, prefix, group.waiting)
             if planned.same_as is None:
-                yield make(place, planned, None if group is None else group.hold)
+                yield from make(place, planned, None if group is None else group.hold)
             if self._last_place.get(prefix) == place:
                 for later in self._taken(_is_none_or(group)):
-                    yield self._request(later, make)
+                    yield from self._requests(later, make)
                     self._was_planned(later, engine)
                 if group is not None:
                     group.is_fed = True
@@ -103,12 +103,12 @@ class RowFeed:
         if self.waiting:
             self._tell([_Ended(row, status, answer, prompt)])
 
-    def go_on(self, engine: Engine, make: MakeRequest) -> list[Completion]:
+    def go_on(self, engine: Engine, make: MakeRequests) -> list[Completion]:
         """Hand over rows whose place in the order has been passed; returns those that can never run."""
         completions: list[Completion] = []
         for place in self._taken(lambda group: self._is_fed if group is None else group.is_fed):
-            request = self._request(place, make)
-            completions += engine.submit([request]) if request.hold is None else engine.submit_held([request])
+            requests = self._requests(place, make)
+            completions += engine.submit(requests) if requests[0].hold is None else engine.submit_held(requests)
             self._was_planned(place, engine)
         return completions
 
@@ -141,7 +141,7 @@ class RowFeed:
             self._ready = [place for place in self._ready if place not in due]
         return sorted(due, key=lambda place: sort_key(self.rows[place].prompt))
 
-    def _request(self, place: int, make: MakeRequest) -> Request:
+    def _requests(self, place: int, make: MakeRequests) -> list[Request]:
         group = self._group_of.get(place)
         return make(place, self.rows[place], None if group is None else group.hold)
 

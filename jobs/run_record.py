@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.request import Completion, FinishReason
@@ -15,11 +15,26 @@ from jobs.plan import PlannedRow, RejectedRow
 from jobs.prepare import PreparedJob
 from jobs.quote_answers import QuoteLocator
 from jobs.repeated_tokens import whole_row
+from jobs.row_calls import SAMPLE, Call, chosen_call, summed
 from jobs.run_output import RunOutput
 from jobs.source import InputRow
 from jobs.store import AnswerRecord, DocumentRecord, RunRecord
+from jobs.store_records import CallRecord
 
 _SUMS = ("prompt_tokens", "minimum_tokens", "computed_tokens", "cached_tokens", "output_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What an answer is worth: columns of `answers`, and the JSON value of a valid one."""
+
+    status: str
+    text: str
+    answer: str | None
+    value: Any
+    error: str | None
+    quotes: str | None
+    confidence: str | None
 
 
 class RunWriter:
@@ -107,15 +122,38 @@ class RunWriter:
 
         `first_draw` is what it was answered with before it was asked again, if it was.
         """
-        row = planned.row
         completion, repeated = whole_row(completion, first_draw)
+        return self._add_row(planned, self._judged(planned, completion), completion, repeated)
+
+    def add_calls(self, planned: PlannedRow, calls: Sequence[Call], rule: str) -> AnswerRecord:
+        """A row that the model was asked several times, as it is filed: with the answer that a rule chooses.
+
+        If no answer is valid, it ends as its first call did.
+        """
+        judged = [self._judged(planned, call.completion) for call in calls]
+        chosen = chosen_call([one.value for one in judged], [one.status == "ok" for one in judged], rule)
+        outcome = judged[chosen or 0]
+        if chosen is None:
+            error = f"none of {len(calls)} answers is valid; of the first: {outcome.error}"
+            outcome = replace(outcome, error=error)
+        records = tuple(
+            _call_record(number, call, one, number == chosen)
+            for number, (call, one) in enumerate(zip(calls, judged, strict=True))
+        )
+        whole = replace(summed(calls), finish_reason=calls[chosen or 0].completion.finish_reason)
+        repeated = {str(cause): tokens for cause, tokens in whole.repeated_tokens.items()}
+        return self._add_row(planned, outcome, whole, repeated, records)
+
+    def _judged(self, planned: PlannedRow, completion: Completion) -> _Outcome:
+        """Whether an answer is valid, and what is in it."""
+        row = planned.row
         text = self.text_of(completion)
         status = "ok"
-        answer = error = quotes = confidence = None
+        answer = error = quotes = confidence = value = None
         if completion.finish_reason is FinishReason.STOP:
             validated = planned.schema.validator.check(text)
             if validated.error is None:
-                answer = text
+                answer, value = text, validated.value
                 assert row.document_hash is not None  # no row without a document is asked
                 quotes = self._quotes.places(planned.schema.schema, validated.value, row.document_hash)
                 confidence = self._confidence(text, completion)
@@ -127,13 +165,25 @@ class RunWriter:
             status, error = "truncated", f"the answer was cut after {limit} tokens ({why}); raise the limit and retry"
         else:
             status, error = "failed", "the grammar allowed no further token; this is a fault of docqa, please report it"
+        return _Outcome(status, text, answer, value, error, quotes, confidence)
+
+    def _add_row(
+        self,
+        planned: PlannedRow,
+        outcome: _Outcome,
+        completion: Completion,
+        repeated: Mapping[str, int],
+        calls: tuple[CallRecord, ...] = (),
+    ) -> AnswerRecord:
         self.forced_tokens += completion.forced_tokens
+        times = len(calls) or 1
+        segments = {name: times * tokens for name, tokens in planned.segments.segment_tokens().items()}
         record = AnswerRecord(
-            **self._row_columns(row, planned.schema.name),
-            status=status,
-            answer=answer,
-            raw_text=text,
-            error=error,
+            **self._row_columns(planned.row, planned.schema.name),
+            status=outcome.status,
+            answer=outcome.answer,
+            raw_text=outcome.text,
+            error=outcome.error,
             finish_reason=str(completion.finish_reason),
             prompt_tokens=completion.prompt_tokens,
             cached_tokens=completion.cached_tokens,
@@ -144,12 +194,13 @@ class RunWriter:
             request_digest=planned.digest,
             minimum_tokens=completion.minimum_tokens,
             request_parts=json.dumps(dict(planned.parts)),
-            quotes=quotes,
+            quotes=outcome.quotes,
             document_tokens=planned.segments.document_tokens,
             used_document_tokens=planned.segments.used_document_tokens,
-            confidence=confidence,
-            prompt_segments=json.dumps(planned.segments.segment_tokens()),
+            confidence=outcome.confidence,
+            prompt_segments=json.dumps(segments),
             repeated_tokens=json.dumps(repeated),
+            calls=calls,
         )
         self._add(record)
         return record
@@ -185,6 +236,28 @@ class RunWriter:
         self.rows_failed += record.status != "ok"
         for name in _SUMS:
             self._totals[name] += getattr(record, name) or 0
+
+
+def _call_record(number: int, call: Call, outcome: _Outcome, chosen: bool) -> CallRecord:
+    completion = call.completion
+    return CallRecord(
+        call=number,
+        kind=SAMPLE,
+        seed=call.seed,
+        status=outcome.status,
+        chosen=chosen,
+        answer=outcome.answer,
+        raw_text=outcome.text,
+        error=outcome.error,
+        finish_reason=str(completion.finish_reason),
+        prompt_tokens=completion.prompt_tokens,
+        cached_tokens=completion.cached_tokens,
+        computed_tokens=completion.computed_tokens,
+        minimum_tokens=completion.minimum_tokens,
+        output_tokens=len(completion.output_tokens),
+        ttft_seconds=completion.ttft_seconds,
+        latency_seconds=completion.latency_seconds,
+    )
 
 
 def _extra_text(extra: Mapping[str, object], gold: object) -> str | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from jobs.errors import InputError
-from jobs.question_program import PROGRAM_COLUMNS, is_after_type, is_flag_type
+from jobs.question_program import PROGRAM_COLUMNS, is_after_type, is_count_type, is_flag_type
 from jobs.source_files import OpenedFile
 from jobs.source_values import ID_TYPES, is_id_type, is_list_type, is_text_type, plain_type
 
@@ -168,6 +168,7 @@ def _check_types(place: str, used: Mapping[str, str], types: Mapping[str, pa.Dat
         "question_id": (is_id_type, ID_TYPES),
         "after": (is_after_type, "a list of question ids, or one as text"),
         "follow_up": (is_flag_type, "true or false"),
+        "samples": (is_count_type, "whole numbers"),
     }
     for wanted, own in used.items():
         if wanted in rules and own in types and not rules[wanted][0](types[own]):

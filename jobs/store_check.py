@@ -6,6 +6,7 @@ from typing import Any
 
 import duckdb
 
+from jobs.store_calls import wrong_calls
 from jobs.store_check_reuse import wrong_reuse
 from jobs.store_records import ANSWER_STATUSES, RUN_STATUSES
 from jobs.store_schema import TOTALS
@@ -22,6 +23,7 @@ def violations(connection: duckdb.DuckDBPyConnection) -> list[str]:
         *_wrong_rows(connection),
         *_wrong_references(connection),
         *wrong_reuse(connection),
+        *wrong_calls(connection),
     ]
 
 

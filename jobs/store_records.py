@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -77,6 +77,36 @@ class RunRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CallRecord:
+    """One call of a row; run and key are those of the row's AnswerRecord, which holds it.
+
+    `call` counts from 0, `kind` is `sample`, `chosen` marks the call whose answer is the row's. The other columns mean
+    what they do in `answers`.
+    """
+
+    call: int
+    kind: str
+    seed: int
+    status: str
+    chosen: bool
+    answer: str | None = None
+    raw_text: str | None = None
+    error: str | None = None
+    finish_reason: str | None = None
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    minimum_tokens: int
+    output_tokens: int
+    ttft_seconds: float | None = None
+    latency_seconds: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready values; `CallRecord(**values)` makes the same."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRecord:
     """A row of `answers`. The token counts are None together, for a row that never reached the model.
 
@@ -90,7 +120,8 @@ class AnswerRecord:
     model was of a valid answer (see answer_confidence), None where nobody asked for it; `prompt_segments` (JSON text)
     has the tokens of each segment of the prompt, in their order; `repeated_tokens` (JSON text) counts prompt tokens
     that were computed more than once, by cause (see jobs/repeated_tokens.py). The last two are None for a row that
-    never reached the model and where an older docqa wrote it.
+    never reached the model and where an older docqa wrote it. `calls` are those of a row for which the model was asked
+    several times; their tokens add up to the row's.
     """
 
     run_id: str
@@ -122,6 +153,7 @@ class AnswerRecord:
     confidence: str | None = None
     prompt_segments: str | None = None
     repeated_tokens: str | None = None
+    calls: tuple[CallRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +271,8 @@ def answers_table(batch: Sequence[AnswerRecord], attempts: Sequence[int]) -> pa.
     for column in fields(AnswerRecord):
         name = column.name
         values: list[Any]
+        if name == "calls":
+            continue  # in a table of their own
         if name == "attempt":
             values = list(attempts)
         elif name == "answered_at":

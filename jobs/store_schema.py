@@ -8,12 +8,13 @@ import duckdb
 
 from jobs.errors import OutputError
 from jobs.schema_types import quote_identifier
+from jobs.store_calls import CALL_COLUMNS
 from jobs.store_views import long_answers, table_columns, view_query
 
 STORE_VERSION = 4
 """What changed: 2 added `answers.request_parts` and `runs.rows_removed`; 3 `answers.quotes` and `runs.bad_files`; 4
 `answers.document_tokens`, `used_document_tokens`, `confidence`, `prompt_segments` and `repeated_tokens`,
-`runs.statistics`, `run_steps` and `reuse_by_segment`."""
+`runs.statistics`, `run_steps`, `reuse_by_segment` and `calls`."""
 QUOTES_VERSION = 3
 """The first that has `answers.quotes`; an older store that is only read has none."""
 CUT_DOCUMENTS_VERSION = 4
@@ -99,6 +100,7 @@ TABLES = {
         "prompt_segments": "JSON",
         "repeated_tokens": "JSON",
     },
+    "calls": dict(CALL_COLUMNS),
 }
 
 # Columns that a version added at the end of a table, with what rows of before have in them.
@@ -115,7 +117,7 @@ _ADDED = {
     ),
 }
 # Whole tables and views that a version added.
-_ADDED_NAMES = {4: ("run_steps", "reuse_by_segment")}
+_ADDED_NAMES = {4: ("run_steps", "reuse_by_segment", "calls")}
 
 _ANSWER_COLUMNS = ", ".join(TABLES["answers"])
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 from jobs.errors import OutputError
 from jobs.journal_records import JournalRecord, RunEnding
 from jobs.step_summary import STEP_COLUMNS
+from jobs.store_calls import calls_table
 from jobs.store_records import (
     RUN_STATUSES,
     AnswerRecord,
@@ -64,6 +65,7 @@ class AnswerBatch:
             place = rows.schema.get_field_index("attempt")
             connection.register("batch", rows.set_column(place, "attempt", pa.array(attempts, pa.int64())))
             connection.execute("INSERT INTO answers BY NAME SELECT * FROM batch")
+            self._write_calls(connection, kept, attempts)
             for run_id, added in _sums(self._answers[position] for position in kept).items():
                 assignments = ", ".join(f"{name} = {name} + ?" for name in added)
                 update_run(connection, path, run_id, assignments, list(added.values()))
@@ -74,6 +76,18 @@ class AnswerBatch:
                 "(SELECT d.document_hash FROM documents d SEMI JOIN batch_documents USING (document_hash))"
             )
         return len(kept)
+
+    def _write_calls(self, connection: duckdb.DuckDBPyConnection, kept: list[int], attempts: list[int]) -> None:
+        """Insert the calls of the rows that are new."""
+        records = [self._answers[position] for position in kept]
+        owned = [
+            (record.run_id, attempt, record.doc_id, record.question_id, record.calls)
+            for record, attempt in zip(records, attempts, strict=True)
+            if record.calls
+        ]
+        if owned:
+            connection.register("batch_calls", calls_table(owned))
+            connection.execute("INSERT INTO calls BY NAME SELECT * FROM batch_calls")
 
     def _number_attempts(self, connection: duckdb.DuckDBPyConnection) -> tuple[list[int], list[int]]:
         """Positions of the rows that are new to their run, and the attempt number of each."""

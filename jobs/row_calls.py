@@ -1,0 +1,89 @@
+"""Rows for which the model is asked several times: what was answered each time, and which answer counts."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from engine.request import Completion
+
+SAMPLE = "sample"
+MAJORITY, FIRST = "majority", "first"
+RULES = (MAJORITY, FIRST)
+"""How one of several answers is chosen: the one that most are equal to, or the first that is valid."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One time that a row was asked: with which seed, and how it ended."""
+
+    seed: int
+    completion: Completion
+
+
+@dataclass
+class RowCalls:
+    """The calls of one row as they end, in any order."""
+
+    seeds: Sequence[int]
+    completions: dict[int, Completion] = field(default_factory=dict)
+
+    def add(self, number: int, completion: Completion) -> bool:
+        """A call has ended; True if it was the last."""
+        self.completions[number] = completion
+        return len(self.completions) == len(self.seeds)
+
+    def in_order(self) -> list[Call]:
+        """All calls, in their order."""
+        return [Call(seed, self.completions[number]) for number, seed in enumerate(self.seeds)]
+
+
+def chosen_call(values: Sequence[Any], valid: Sequence[bool], rule: str) -> int | None:
+    """The number of the call whose answer counts, by the calls' values and whether they are valid; None if none is.
+
+    By majority, values that are the same JSON are one; of those that are equally many, the earliest counts.
+    """
+    votes: dict[str, list[int]] = defaultdict(list)
+    for number, (value, is_valid) in enumerate(zip(values, valid, strict=True)):
+        if is_valid:
+            votes["" if rule == FIRST else canonical_json(value)].append(number)
+    if not votes:
+        return None
+    return max(votes.values(), key=lambda numbers: (len(numbers), -numbers[0]))[0]
+
+
+def canonical_json(value: Any) -> str:
+    """A text that two values share if they are the same JSON: keys in any order, 1 and 1.0 the same number."""
+    return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"))
+
+
+def summed(calls: Sequence[Call]) -> Completion:
+    """All calls as one: tokens added up, and seconds from the first beginning on."""
+    ends = [call.completion for call in calls]
+    repeated: Counter[Any] = Counter()
+    for end in ends:
+        repeated.update(end.repeated_tokens)
+    return replace(
+        ends[0],
+        output_tokens=[token for end in ends for token in end.output_tokens],
+        prompt_tokens=sum(end.prompt_tokens for end in ends),
+        cached_tokens=sum(end.cached_tokens for end in ends),
+        computed_tokens=sum(end.computed_tokens for end in ends),
+        copied_tokens=sum(end.copied_tokens for end in ends),
+        repeated_tokens=dict(repeated),
+        repeated_output_tokens=sum(end.repeated_output_tokens for end in ends),
+        forced_tokens=sum(end.forced_tokens for end in ends),
+        ttft_seconds=min((end.ttft_seconds for end in ends if end.ttft_seconds is not None), default=None),
+        latency_seconds=max((end.latency_seconds for end in ends if end.latency_seconds is not None), default=None),
+    )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list) else value
