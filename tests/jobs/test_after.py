@@ -1,6 +1,8 @@
 """Questions that come after others and use their answers."""
 
 import json
+import re
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -248,6 +250,19 @@ def test_text_of_answers_forges_no_control_token(make_job, tmp_path, prompts_mad
     control = [sum(int(token) in (1, 2) for token in row.prompt) for row in rows]
     assert control == [control[0]]
     assert plain.count("<s>") + 1 == later.count("<s>"), "as text, it is there"
+
+
+def test_the_example_of_readme_works(make_job, tmp_path, prompts_made):
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"^```json\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    write_rows(tmp_path / "questions.parquet", json.loads(block))
+    write_rows(tmp_path / "documents.parquet", [{"doc_id": "d", "document": "Some text."}])
+    schema = {"type": "object", "properties": {"answer": {"type": "string", "maxLength": 5}}, "required": ["answer"],
+              "additionalProperties": False}  # fmt: skip
+    path = make_job(None, input={"documents": "documents.parquet", "questions": "questions.parquet"})
+    (tmp_path / "verdict.json").write_text(json.dumps(schema))
+    assert run(path).run.rows_ok == 4
+    assert any("Is that usual?" in prompt and "Why?" in prompt for prompt in prompts_made.values())
 
 
 # Follow-ups
