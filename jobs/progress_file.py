@@ -37,6 +37,7 @@ class ProgressFile:
 
     def __init__(self, database: Path) -> None:
         self._path = _path(database)
+        self._new = self._path.with_name(self._path.name + ".new")
         self._now = RunStage(os.getpid(), "starting")
         self._written_at = float("-inf")
 
@@ -53,14 +54,14 @@ class ProgressFile:
 
     def remove(self) -> None:
         """The run has ended."""
-        with suppress(OSError):
-            self._path.unlink(missing_ok=True)
+        for path in (self._path, self._new):
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
 
     def _write(self) -> None:
-        new = self._path.with_name(self._path.name + ".new")
         with suppress(OSError):
-            new.write_text(json.dumps(asdict(self._now)), encoding="utf-8")
-            os.replace(new, self._path)  # a reader sees the old one or the new one, never a part
+            self._new.write_text(json.dumps(asdict(self._now)), encoding="utf-8")
+            os.replace(self._new, self._path)  # a reader sees the old one or the new one, never a part
         self._written_at = monotonic()
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.errors import ModelError
-from engine.forward_work import ForwardWork
 from engine.request import Completion, FinishReason, Request, SamplingParameters
 from jobs.errors import OutputError
 from jobs.job_file import resolve_path
@@ -27,18 +26,15 @@ from jobs.observe import SILENT, Observer, Progress, Stopped, StopRequest
 from jobs.output_lock import OutputLock
 from jobs.plan import PlannedRow, RejectedRow, row_seed
 from jobs.prepare import PreparedJob, prepare
-from jobs.progress_file import ProgressFile
 from jobs.publish import publish_pending
 from jobs.resume import Selection, open_existing
 from jobs.row_calls import RowCalls
 from jobs.run_feed import RowFeed
 from jobs.run_output import START_WAIT_SECONDS, RunOutput
+from jobs.run_progress import RunProgress
 from jobs.run_record import RunWriter
-from jobs.run_speed import record_run_speed
 from jobs.run_statistics import RunStatistics
-from jobs.speed_meter import SpeedMeter
 from jobs.store import RunRecord
-from jobs.time_estimate import PlannedWork, speed_setting, time_estimate
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -136,21 +132,17 @@ class _Run:
         self.row_calls: dict[int, RowCalls] = {}  # by place in the plan, of rows asked several times that are on
         self.call_of: dict[int, tuple[int, int]] = {}  # by request: the place, and which call of the row it is
         self.calls_made = 0
-        self.requests = sum(planned.samples for planned in self.plan.rows) - self.plan.rows_same
-        self.minimum_tokens = self.plan.minimum_tokens  # counted once: it looks at every row
         self.first_draws: dict[int, Completion] = {}  # by place in the plan, of rows that were asked again
         self.statistics = RunStatistics()
-        self.prepare_seconds = time.monotonic() - started
-        self.speed_setting = speed_setting(self.job, self.model)
-        self.meter = self._new_meter()
+        self.progress = RunProgress(prepared, observer, prepare_seconds=time.monotonic() - started)
         self.engine: Engine | None = None
         self.run = self._new_record()
         self.output = RunOutput(prepared.database, observer.on_note)
-        self.progress_file = ProgressFile(prepared.database)
         self.writer = RunWriter(self.output, self.run, prepared)
         self.exit_status: int | None = None
 
     def execute(self) -> RunOutcome:
+        record = None
         try:
             # Written down before the weights are read: an output that can't be written is found in time.
             self.output.begin(self.run, self.prepared.schemas.used())
@@ -168,8 +160,7 @@ class _Run:
             record = self._end(status, error)
         finally:
             self.output.close()
-            self.progress_file.remove()
-        self._keep_speed(record)
+            self.progress.ended(record)
         return RunOutcome(
             record,
             self.prepared.database,
@@ -181,8 +172,7 @@ class _Run:
     def _load_and_answer(self) -> tuple[str, str | None]:
         with self.stop.interrupting():
             if self.plan.rows:
-                self.observer.on_stage("loading the model")
-                self.progress_file.stage("loading the model")
+                self.progress.stage("loading the model")
                 self.engine = make_engine(self.job, self.model, self.plan)
         self.ready_at = time.monotonic()
         for rejected in self.plan.rejected:
@@ -208,17 +198,14 @@ class _Run:
                 )
             completions = engine.step()
             self.statistics.add_step(engine, time.monotonic() - self.ready_at)
-            self.meter.add_step(engine.last_step)
+            self.progress.add_step(engine.last_step, completions)
             while completions:
                 for completion in completions:
                     self.statistics.add_completion(completion)
-                    self.meter.add_completion(completion)
                     self._finish_request(completion)
                 completions = self._go_on(engine)
             self.output.keep_up()
-            progress = self._progress()
-            self.progress_file.progress(progress)
-            self.observer.on_progress(progress)
+            self.progress.tell(self.writer, time.monotonic() - self.ready_at)
         engine.check()
         assert not self._rows_pending(), "rows are left that nothing runs for"
         return "finished", None
@@ -364,38 +351,6 @@ class _Run:
         self.first_draws[index] = completion
         self.engine.submit([self._request(index, planned)], first=True)
         return True
-
-    def _progress(self) -> Progress:
-        writer, meter = self.writer, self.meter
-        seconds = time.monotonic() - self.ready_at
-        output_tokens = meter.output_tokens_total
-        if output_tokens is None:  # no answer yet, and no earlier run: half of what they may have
-            output_tokens = self.job.sampling.max_tokens / 2 * self.requests
-        return Progress(
-            rows_total=len(self.plan.rows) + len(self.plan.dependents) + len(self.plan.rejected),
-            rows_done=writer.rows_done,
-            rows_failed=writer.rows_failed,
-            prompt_tokens=writer.prompt_tokens,
-            cached_tokens=writer.cached_tokens,
-            tokens_done=meter.prompt_tokens + meter.output_tokens,
-            tokens_total=self.minimum_tokens + round(output_tokens),
-            seconds=seconds,
-            seconds_left=meter.seconds_left(seconds),
-        )
-
-    def _new_meter(self) -> SpeedMeter:
-        work = ForwardWork.of(self.model.config)
-        planned = PlannedWork.of(self.plan.rows, work, self.job.sampling.max_tokens)
-        estimate = time_estimate(planned, work, self.speed_setting)
-        return SpeedMeter(planned, work, None if estimate is None else estimate.output_tokens)
-
-    def _keep_speed(self, record: RunRecord) -> None:
-        """Keep the speed of a run that did all it had to, for estimates of later ones."""
-        if record.status != "finished" or self.engine is None or record.seconds is None or record.load_seconds is None:
-            return
-        model_seconds = max(record.load_seconds - self.prepare_seconds, 0.0)
-        speed = self.meter.run_speed(self.speed_setting, model_seconds=model_seconds, seconds=record.seconds)
-        record_run_speed(speed)
 
     def _exit_status(self, record: RunRecord) -> int:
         if record.status == "failed":

@@ -49,7 +49,8 @@ class PlannedWork:
         mean = sum(row.prompt_tokens for row in asked) / max(len(asked), 1)
         schemas = sorted({row.schema.text for row in rows})
         answers = sha256("\n".join([str(max_tokens), *schemas]).encode()).hexdigest()[:16]
-        return cls(answers, len(rows), len(asked), flops, mean, max_tokens)
+        requests = sum(row.samples for row in asked)
+        return cls(answers, len(rows), requests, flops, mean, max_tokens)
 
 
 @dataclass(frozen=True)

@@ -55,11 +55,16 @@ STUB_RUN = (
     PEAK
     + """
     import itertools, jobs.run
+    from types import SimpleNamespace
+    from engine.forward_work import ForwardWork
     from engine.request import Completion, FinishReason
     class StubEngine:
         def __init__(self, tokenizer):
             self.answer = tokenizer.encode('{"answer": true}', add_special_tokens=False)
             self.last_step = None
+            self.settings = SimpleNamespace(page_size=16, kv_pages=1)
+            self.statistics = SimpleNamespace(peak_pages=0, preemptions=0, drafted_tokens=0, accepted_tokens=0)
+            self.work, self.kv_page_bytes = ForwardWork(0, {}), 0
             self.has_work = False
         def feed(self, requests):
             self.coming, self.has_work = iter(requests), True
