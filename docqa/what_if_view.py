@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from docqa.plan_summary import BYTES_PER_VALUE, kv_dtype
 from docqa.wording import bytes_text
 from engine.kv_memory import kv_page_bytes
 from jobs.prepare import PreparedJob
@@ -25,12 +26,9 @@ def what_if_summary(prepared: PreparedJob) -> dict[str, Any]:
         found = what_if(prepared.plan.rows, prepared.data.rows, page_size)
     except TooLargeToSimulate as error:
         return {"refused": str(error)}
-    return _values(found) | {
-        "page_bytes": {
-            dtype: kv_page_bytes(prepared.model.config, page_size, size)
-            for dtype, size in (("bfloat16", 2), ("float32", 4))
-        }
-    }
+    dtype = kv_dtype(prepared)
+    page_bytes = kv_page_bytes(prepared.model.config, page_size, BYTES_PER_VALUE[dtype])
+    return _values(found) | {"kv_dtype": dtype, "page_bytes": page_bytes}
 
 
 def _values(found: WhatIf) -> dict[str, Any]:
@@ -71,11 +69,11 @@ def print_what_if(found: dict[str, Any], console: Console) -> None:
     if found["refused"] is not None:
         say(f"what if: not simulated, {found['refused']}")
         return
-    page_bytes = found["page_bytes"]["bfloat16"]
+    page_bytes = found["page_bytes"]
     say(
         f"what if: {found['rows']:,} prompts, one after the other and without answers; working set (the prefix tree of "
         f"all prompts) {found['working_set_pages']:,} pages of {found['page_size']} tokens, "
-        f"{bytes_text(found['working_set_pages'] * page_bytes)} in bfloat16"
+        f"{bytes_text(found['working_set_pages'] * page_bytes)} in {found['kv_dtype']}"
     )
     table = Table(box=None, pad_edge=False)
     table.add_column("pool in pages", no_wrap=True)

@@ -25,7 +25,7 @@ KEPT_RECORDS = 100
 class SpeedSetting:
     """What must be equal for two runs to be as fast: the machine, the model, and the job's settings of the engine.
 
-    `device` and `dtype` are the job's settings; `auto` becomes the same on the same machine.
+    `device`, `dtype` and `kv_dtype` are the job's settings; `auto` becomes the same on the same machine.
     """
 
     machine: str
@@ -33,6 +33,7 @@ class SpeedSetting:
     device: str
     dtype: str
     deterministic: bool
+    kv_dtype: str = "auto"
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,7 @@ def speed_setting(job: Job, model: JobModel) -> SpeedSetting:
         device=job.model.device,
         dtype=job.model.dtype,
         deterministic=job.engine.deterministic,
+        kv_dtype=job.engine.kv_dtype,
     )
 
 

@@ -217,11 +217,11 @@ def test_a_fault_in_one_row_keeps_the_rows_before_it(make_job, monkeypatch):
     path = make_job(sample_rows(), engine={"step_tokens": 64})
     real_add, added = RunWriter.add_completed, []
 
-    def add(writer, planned, completion):
+    def add(writer, planned, *completions):
         if len(added) == 8:
             raise ZeroDivisionError("a fault of docqa")
         added.append(planned)
-        real_add(writer, planned, completion)
+        real_add(writer, planned, *completions)
 
     monkeypatch.setattr(RunWriter, "add_completed", add)
     outcome = run(path)
