@@ -45,6 +45,22 @@ def test_a_plan_before_the_run(docqa, make_job):
     assert (most["doc_id"], most["rows"]) == ("d0", 112)
 
 
+def test_the_expected_hit_share_tells_templates_apart(docqa, make_job):
+    """Case 25: a row's own value before the document, or behind it."""
+    rows = [row | {"row": f"{row['doc_id']}{row['question_id']}"} for row in sample_rows(5, 6)]
+    behind = {"document": "{{ document }}", "question": "{{ extra.row }} {{ question }}"}
+    good = plan_of(docqa, make_job(rows, prompt=behind))
+    bad = plan_of(docqa, make_job(rows, prompt={"document": "Row {{ extra.row }}: {{ document }}"}))
+    assert good["hit_share"] > 0.7
+    assert bad["hit_share"] < good["hit_share"] / 2
+    assert good["warnings"] == []
+    assert bad["warnings"][0].startswith("prompt.document writes extra.row before text that rows share")
+    # What the run then has is what was expected.
+    path = make_job(rows, prompt=behind)
+    summary = json.loads(docqa("run", path, "--json")[1])
+    assert summary["cached_tokens"] / summary["prompt_tokens"] == good["hit_share"]
+
+
 def test_every_row_has_one_place_in_the_plan(docqa, make_job, tmp_path):
     """Case 82."""
     rows = sample_rows(3, 4)
@@ -110,6 +126,20 @@ def test_rows_that_will_fail_are_warned_of_with_the_cause(docqa, make_job, tmp_p
     assert summary["rows_failed"] == said > 0
     errors = json.loads(docqa("report", tmp_path / "answers.duckdb", "--json")[1])["rows_by_status"]
     assert errors[status] == said
+
+
+def test_too_much_to_simulate_is_said_and_the_plan_goes_on(docqa, make_job, monkeypatch):
+    path = make_job(sample_rows())
+    monkeypatch.setattr("jobs.what_if.MOST_TOKENS", 300)
+    found = plan_of(docqa, path, "--what-if")
+    assert (found["input_order"]["computed_tokens"], found["input_order"]["saved_tokens"]) == (None, None)
+    assert "at most 300 are simulated, so try a part of the input" in found["what_if"]["refused"]
+    out = " ".join(docqa("plan", path, "--what-if")[1].split())
+    assert "against input order: the prompts have" in out
+    assert "what if: not simulated, the prompts have" in out
+    monkeypatch.setattr("jobs.what_if.MOST_TOKENS", 2000)
+    out = " ".join(docqa("plan", path, "--what-if")[1].split())
+    assert "those of one in 2 documents with all their rows" in out
 
 
 def test_what_if_is_a_table_and_says_when_there_is_nothing_to_simulate(docqa, make_job):

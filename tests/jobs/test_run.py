@@ -221,6 +221,7 @@ def test_a_stopped_run_keeps_its_answers_and_the_next_does_the_rest(make_job):
 
 
 def test_the_time_budget_is_exit_5(make_job):
+    """Case 35: what was not reached is named, and the next run takes it."""
     path = make_job(sample_rows(), engine={"step_tokens": 16})
     outcome = run(path, ["run.time_budget=0.000001"])
     assert (outcome.exit_status, outcome.run.status) == (5, "out_of_time")

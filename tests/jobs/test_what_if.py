@@ -174,6 +174,27 @@ def test_a_job_computes_what_its_plan_says_in_every_pool(make_job):
         assert run.prompt_tokens == simulated.no_reuse(pages).computed_tokens
 
 
+def test_a_small_pool_reads_documents_once_in_whatever_order_rows_come(make_job):
+    """Case 34: rows by question, the first one of all documents and so on, and room for three documents."""
+    by_document = [row | {"question": f"{row['question']} {row['doc_id']}"} for row in sample_rows(documents=10)]
+    by_document.sort(key=lambda row: (row["doc_id"], row["question_id"]))
+    by_question = sorted(by_document, key=lambda row: (row["question_id"], row["doc_id"]))
+    for name, rows in (("document", by_document), ("question", by_question)):
+        path = make_job(rows, sampling={"max_tokens": 6})
+        prepared = prepare(load_job(path, []))
+        pages = 3 * prepared.plan.pages_for_longest_row(16)
+        simulated, _ = simulation(prepared.plan.rows, prepared.data.rows, 16)
+        ours, recency = simulated.our_plan(pages), simulated.radix_recency(pages)
+        assert ours.computed_tokens == prepared.plan.minimum_tokens
+        if name == "question":  # every document is given up just before it is needed again
+            assert recency.computed_tokens > 3 * ours.computed_tokens
+        else:
+            assert recency.computed_tokens == ours.computed_tokens
+        kv_bytes = (pages + 1) * kv_page_bytes(prepared.model.config, 16, 4)
+        job = load_job(path, [f"engine.kv_memory={kv_bytes}", f"output.database=by-{name}.duckdb"])
+        assert run_job(job, command="test", stop=StopRequest()).run.computed_tokens == ours.computed_tokens
+
+
 def test_the_whole_comparison(make_job):
     prepared = prepare(load_job(make_job(sample_rows()), []))
     found = what_if(prepared.plan.rows, prepared.data.rows, 16)
