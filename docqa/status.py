@@ -18,7 +18,7 @@ from docqa.exit_status import OUTPUT_HELD
 from docqa.options import json_option, quiet_option
 from docqa.plain_console import plain_console
 from docqa.progress import progress_line, share_done
-from docqa.wording import bytes_text, duration, row_counts
+from docqa.wording import bad_files_text, bytes_text, duration, row_counts
 from jobs.journal import journal_path, unpublished_rows
 from jobs.output_lock import LockHolder, lock_holder
 from jobs.progress_file import read_progress
@@ -115,16 +115,19 @@ def print_status(status: dict[str, Any], console: Console) -> None:
         say("There is no run in it yet.")
         return
     table = Table(box=None, pad_edge=False)
-    for title in ("run", "started (UTC)", "took", "status", "rows"):
-        table.add_column(
-            title, justify="right" if title == "took" else "left", no_wrap=title != "rows", overflow="fold"
-        )
+    for title in ("run", "started (UTC)", "took", "status", "reused", "rows"):
+        right = title in ("took", "reused")
+        table.add_column(title, justify="right" if right else "left", no_wrap=title != "rows", overflow="fold")
     for run in status["runs"]:
         took = duration(run["seconds"]) if run["seconds"] is not None else ""
         started = run["started_at"][:16].replace("T", " ")
-        table.add_row(run["run_id"], started, took, run["state"].replace("_", " "), row_counts(run))
+        reused = "" if run["reused_share"] is None else f"{run['reused_share']:.1%}"
+        rows = row_counts(run) + (f"; {len(run['bad_files']):,} bad files" if run["bad_files"] else "")
+        table.add_row(run["run_id"], started, took, run["state"].replace("_", " "), reused, rows)
     console.print(table)
     latest = status["runs"][0]
+    if latest["bad_files"]:
+        say(f"In the latest run, {bad_files_text(latest['bad_files'])}.")
     if latest["state"] == "running":
         done = latest["rows_ok"] + latest["rows_failed"] + status["rows_in_journal"]
         say(f"{done:,} of {latest['rows_total'] - latest['rows_reused']:,} rows of this run are answered so far.")
@@ -165,6 +168,8 @@ def _run_of(run: RunRecord, *, is_held: bool) -> dict[str, Any]:
         "rows_failed": run.rows_failed,
         "rows_reused": run.rows_reused,
         "rows_pending": run.rows_pending,
+        "reused_share": run.cached_tokens / run.prompt_tokens if run.prompt_tokens else None,
+        "bad_files": json.loads(run.bad_files or "[]"),
         "error": run.error,
     }
 

@@ -17,6 +17,13 @@ import torch
 ELEMENT_CODES = {torch.bfloat16: 0, torch.float32: 1}
 """How the library is told the element type."""
 
+FUNCTIONS = (
+    "docqa_add_rms_norm", "docqa_attention", "docqa_attention_bytes", "docqa_linear", "docqa_log_probabilities",
+    "docqa_masked_argmax", "docqa_pack_weight", "docqa_rotate", "docqa_silu_multiply", "docqa_supports",
+    "docqa_tile_rows", "docqa_workspace_bytes", "docqa_write_quantized", "docqa_write_slots",
+)  # fmt: skip
+"""What the library has, if it was built from the sources beside it."""
+
 _LIBRARY_NAME = "_kernels"
 _OPENMP_RUNTIMES = ("libgomp", "libiomp5", "libomp")  # each provides the GOMP entry points that gcc emits
 
@@ -52,9 +59,12 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         return None, "torch has loaded no OpenMP runtime that the native kernels could share"
     try:
         ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL)
-        return ctypes.CDLL(str(path)), ""
+        library = ctypes.CDLL(str(path))
     except OSError as error:
         return None, f"the native kernels cannot be loaded: {error}"
+    if not all(hasattr(library, name) for name in FUNCTIONS):
+        return None, "the native kernels were not built from these sources, an older version left them"
+    return library, ""
 
 
 def _find_library(directory: Path) -> Path | None:

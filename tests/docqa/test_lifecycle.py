@@ -13,6 +13,7 @@ import duckdb
 import pytest
 
 from jobs.output_lock import OutputLock
+from jobs.store import AnswerRecord, AnswerStore, RunEnding, RunRecord
 from tests.job_fixtures import sample_rows, write_rows
 
 
@@ -225,6 +226,21 @@ def test_status_of_an_output(docqa, make_job, tmp_path):
     assert (status, err) == (0, "")
     assert "No run is going on." in out
     assert "Without a valid answer: 1 empty_question" in out
+
+
+def test_status_tells_bad_files_and_reuse(docqa, tmp_path):
+    database = tmp_path / "answers.duckdb"
+    store = AnswerStore(database)
+    bad = [{"file": f"part-{number}.parquet", "reason": "it is empty"} for number in range(2)]
+    store.begin_run(RunRecord(run_id="r1", rows_total=1, bad_files=json.dumps(bad)))
+    tokens = {"prompt_tokens": 8, "cached_tokens": 6, "computed_tokens": 2, "minimum_tokens": 2}
+    store.write_answers([AnswerRecord(run_id="r1", doc_id="d", question_id="q", status="ok", answer="{}", **tokens)])
+    store.finish_run(RunEnding(run_id="r1", status="finished"))
+    [run] = json.loads(docqa("status", database, "--json")[1])["runs"]
+    assert (run["bad_files"], run["reused_share"]) == (bad, 0.75)
+    out = docqa("status", database)[1]
+    assert "In the latest run, 2 files can't be read and were skipped: part-0.parquet, part-1.parquet." in out
+    assert re.search(r"finished +75\.0% +1 ok, 0 failed; 2 bad files", out)
 
 
 READER = """

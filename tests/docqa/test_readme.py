@@ -18,10 +18,13 @@ from jobs.validate import AnswerValidator
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+FIRST_MINUTES = re.search(r"^## First minutes\n(.*?)^## ", README, flags=re.MULTILINE | re.DOTALL)[1]
+"""Its commands are run by test_newcomer.py."""
 
 
 def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+    text = README.replace(FIRST_MINUTES, "")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
 
 
 def commands():
@@ -34,7 +37,7 @@ def queries_with_output():
 
 @pytest.fixture(scope="module")
 def sample_run(tmp_path_factory):
-    """All of README's docqa commands in a copy of the sample: (folder, exit status by command)."""
+    """README's docqa commands in a copy of the sample: (folder, exit status by command)."""
     folder = tmp_path_factory.mktemp("readme")
     shutil.copytree(ROOT / "sample_data", folder / "sample_data", ignore=shutil.ignore_patterns("*.duckdb*"))
     statuses = {}
