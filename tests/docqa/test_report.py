@@ -249,6 +249,16 @@ def test_check_reads_the_page_s_figures_back(docqa, two_nights, monkeypatch):
         assert f"page's {name} sum up to 12,345" in out
 
 
+def test_check_of_more_causes_than_a_page_lists(docqa, copied, tmp_path):
+    path, execute = copied
+    letters = "chr(97 + (hash(doc_id || question_id) % 26)::INT) || chr(97 + (hash(question_id || doc_id) % 26)::INT)"
+    execute(f"UPDATE answers SET status = 'failed', answer = NULL, error = {letters} WHERE run_id = 'second'")
+    execute("UPDATE runs SET rows_ok = 0, rows_failed = 120 WHERE run_id = 'second'")
+    assert docqa("report", path, "--check", "--quiet") == (0, "", "")
+    assert docqa("report", path, "--html", tmp_path / "page.html")[0] == 0
+    assert "rarer causes that are not listed here" in (tmp_path / "page.html").read_text()
+
+
 def test_check_says_a_line_for_each_thing(docqa, copied):
     path, execute = copied
     execute("UPDATE runs SET rows_ok = 7 WHERE run_id = 'first'")
