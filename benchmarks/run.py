@@ -131,13 +131,21 @@ def measure(
     started = time.perf_counter()
     completions = engine.submit(requests)
     first_token_seconds = None
+    prompt_seconds, prompt_flops = 0.0, 0
     while engine.has_work:
         completions += engine.step()
+        if engine.last_step is not None:
+            prompt_seconds += engine.last_step.prompt_seconds
+            prompt_flops += engine.last_step.prompt_flops
         if first_token_seconds is None and completions:
             first_token_seconds = time.perf_counter() - started
     seconds = time.perf_counter() - started
     engine.check()
     figures = _figures(engine, prepared, completions, seconds, first_token_seconds, before)
+    # As docqa report derives it; with --compare --without reuse it stands beside what computing everything took.
+    saved_flops = sum(engine.work.flops(0, completion.cached_tokens) for completion in completions)
+    figures["prompt_seconds"] = prompt_seconds
+    figures["saved_seconds"] = prompt_seconds * saved_flops / prompt_flops if prompt_flops else 0.0
     return figures, {completion.request_id: completion.output_tokens for completion in completions}
 
 
@@ -238,6 +246,8 @@ def table(result: dict[str, Any]) -> str:
         f"{result['computed_tokens'] / result['minimum_tokens']:.3f}; output {result['output_tokens']:,} tokens\n"
         f"  steps {result['steps']} of {result['rows_per_step']:.0f} rows; prefill {result['prefill_seconds']:.1f} s, "
         f"decode {result['decode_seconds']:.1f} s; drafts {result['drafted_tokens']:,}, {accepted:.0%} right\n"
+        f"  computing prompts {result['prompt_seconds']:.1f} s, and by reuse saved {result['saved_seconds']:.1f} s: "
+        f"{result['prompt_seconds'] + result['saved_seconds']:.1f} s without it\n"
         f"  first token p50/p95 {result['ttft_seconds_p50']:.2f}/{result['ttft_seconds_p95']:.2f} s, answer "
         f"{result['latency_seconds_p50']:.2f}/{result['latency_seconds_p95']:.2f} s; pages at peak "
         f"{result['peak_pages']:,} of {result['pages']:,}; {result['peak_share']:.0%} of the matrix-product rate "

@@ -9,7 +9,7 @@ from docqa.report_changes import CHANGES, changed_rows
 from docqa.report_figures import rows_of
 from docqa.report_reuse import Savings, saved_seconds_of
 from jobs.store import AnswerStore
-from jobs.store_schema import QUOTES_VERSION, STATISTICS_VERSION
+from jobs.store_schema import CONFIDENCE_VERSION, QUOTES_VERSION, STATISTICS_VERSION
 
 MOST_ROW_BYTES = 11 << 20
 MOST_ROW_BYTES_BESIDE_DOCUMENTS = 7 << 20
@@ -20,7 +20,7 @@ MOST_ID_CHARACTERS = 200
 
 ROW_COLUMNS = ("doc_id", "question_id", "question", "schema_name", "document_hash", "status", "change", "answer",
                 "before", "error", "raw_text", "prompt_tokens", "cached_tokens", "output_tokens", "ttft_seconds",
-                "latency_seconds", "quotes", "minimum_tokens", "prompt_segments", "repeated_tokens",
+                "latency_seconds", "quotes", "confidence", "minimum_tokens", "prompt_segments", "repeated_tokens",
                 "saved_seconds")  # fmt: skip
 REPEATED = ("doc_id", "question_id", "question", "schema_name", "document_hash", "status", "change", "prompt_segments",
             "repeated_tokens")  # fmt: skip
@@ -35,17 +35,16 @@ def page_data(store: AnswerStore, report: dict[str, Any], *, beside_documents: b
     Rows are in the order of their keys. If not all fit, failed ones come first, then changed ones; `shown` says how
     many of `total` there are, and `texts_cut` how many texts were cut.
     """
-    quotes = "quotes" if store.version >= QUOTES_VERSION else "NULL AS quotes"
-    measured = "prompt_segments, repeated_tokens"
-    if store.version < STATISTICS_VERSION:
-        measured = "NULL AS prompt_segments, NULL AS repeated_tokens"
+    added = {"quotes": QUOTES_VERSION, "confidence": CONFIDENCE_VERSION, "prompt_segments": STATISTICS_VERSION,
+             "repeated_tokens": STATISTICS_VERSION}  # fmt: skip
+    later = ", ".join(name if store.version >= version else f"NULL AS {name}" for name, version in added.items())
     savings = Savings(report["statistics"]) if report["statistics"] is not None else None
     with store.reading() as connection:
         found = rows_of(connection)(
             "SELECT doc_id, question_id, question, schema_name, document_hash, status, answer, error, "
             "CASE WHEN status <> 'ok' THEN raw_text END AS raw_text, prompt_tokens, cached_tokens, output_tokens, "
-            f"round(ttft_seconds, 3) AS ttft_seconds, round(latency_seconds, 3) AS latency_seconds, {quotes}, "
-            f"minimum_tokens, {measured} FROM answers WHERE run_id = ? ORDER BY doc_id, question_id",
+            f"round(ttft_seconds, 3) AS ttft_seconds, round(latency_seconds, 3) AS latency_seconds, "
+            f"minimum_tokens, {later} FROM answers WHERE run_id = ? ORDER BY doc_id, question_id",
             report["run_id"],
         )
         changes = changed_rows(connection, report["run_id"])

@@ -239,6 +239,8 @@ function answerBody(row) {
     body.append(element("h4", {}, "Quotes"),
       element("ul", { class: "quotes" }, ...quotes.map(([pointer, place]) => quoteLine(pointer, place, source))));
   }
+  const sure = confidenceOf(row);
+  if (sure !== null) body.append(element("p", { class: "note" }, `confidence: ${sure}`));
   if (row.before !== null) add("Answer before", pretty(row.before));
   if (row.error !== null) add("Error", row.error);
   if (row.raw_text !== null) add("What the model wrote", row.raw_text);
@@ -253,6 +255,15 @@ function answerBody(row) {
   facts.push(...reuseFacts(row));
   body.append(element("p", { class: "note" }, facts.join("; ")));
   return element("div", { class: source ? "body beside" : "body" }, body, ...(source ? [source.element] : []));
+}
+
+/** How sure the model was of each property, among the answers that the schema allows; null if nobody asked. */
+function confidenceOf(row) {
+  const found = row.confidence === null ? null : parsed(row.confidence);
+  if (found === null) return null;
+  const said = (value) => (value === null ? "unknown" : value.toFixed(2));
+  if (typeof found === "number") return said(found);
+  return Object.entries(found).map(([name, value]) => `${name} ${said(value)}`).join(", ");
 }
 
 function quoteLine(pointer, place, source) {

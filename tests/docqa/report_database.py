@@ -73,6 +73,7 @@ def write_run(path, run_id, *, documents=4, questions=5, failing=0.0, changing=0
                     {"instructions": OPENING_TOKENS, "document": tokens, "question": 5 + q % 16}
                 ),
                 quotes=json.dumps({"/quote": quote_place(d, number)}),
+                confidence='{"verdict": 0.875, "quote": null, "page": 1.0}',
             )  # fmt: skip
             if evicting and shared > 100 and draw.random() < evicting:
                 record = replace(record, cached_tokens=shared - 100, computed_tokens=prompt - shared + 100,

@@ -265,6 +265,7 @@ def test_a_browser_shows_answers_beside_their_document(docqa, two_nights, tmp_pa
         body = session.run("return document.querySelector('.answer .facts').innerText")
         assert "reused 120 of 120 of its instructions, " in body
         assert re.search(r"\d+\.\d\d s saved", body)
+        assert "confidence: verdict 0.88, quote unknown, page 1.00" in body
         wide = "return document.querySelector('.source').getBoundingClientRect()"
         beside = session.run(wide)["left"]
         session.show(375, 800, "dark")
