@@ -2,7 +2,9 @@
 
 import json
 import re
+import shlex
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -33,6 +35,11 @@ def commands():
 
 def queries_with_output():
     return re.findall(r"^```sql\n(.*?)^```\n```\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+
+
+def query(folder, sql):
+    with duckdb.connect(str(folder / "sample_data" / "answers.duckdb"), read_only=True) as connection:
+        return connection.sql(sql).fetchall()
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +110,24 @@ def test_the_python_that_readme_shows_reads_the_answers(sample_run, block, monke
     names = {}
     exec(block, names)
     assert len(names["answers"]) == 47
+    confidences = [row[0] for row in query(folder, "SELECT verdict_confidence FROM answers_verdict ORDER BY 1 LIMIT 5")]
+    least_certain = names["least_certain"]
+    if isinstance(least_certain, list):
+        assert [row[3] for row in least_certain] == confidences
+    else:
+        assert list(least_certain["verdict_confidence"]) == confidences
+
+
+@pytest.mark.parametrize("command", [line for block in blocks("sh") for line in block.splitlines()])
+def test_the_command_line_of_duckdb_reads_the_answers(sample_run, command):
+    folder, _ = sample_run
+    *call, sql = shlex.split(command)
+    assert call == ["duckdb", "-readonly", "sample_data/answers.duckdb"]
+    rows = query(folder, sql)
+    assert len(rows) == 5
+    if shutil.which("duckdb"):
+        output = subprocess.run([*call, "-json", sql], cwd=folder, capture_output=True, text=True, check=True).stdout
+        assert [tuple(row.values()) for row in json.loads(output)] == rows
 
 
 def test_the_names_that_templates_may_use_are_those_of_the_code():
