@@ -7,6 +7,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 from pathlib import Path
 
 from jobs.identity import DECIDING_PARTS
@@ -115,8 +116,15 @@ def _changed_parts(state: KeyState, row: InputRow, parts: Mapping[str, str]) -> 
         changed.append("document")
     if state.question_md5 != _md5(row.question):
         changed.append("question")
-    known: dict[str, str] = json.loads(state.request_parts) if state.request_parts else {}
+    known = _known_parts(state.request_parts) if state.request_parts else {}
     return changed + [name for name, digest in parts.items() if name in known and known[name] != digest]
+
+
+@lru_cache(maxsize=1024)
+def _known_parts(text: str) -> Mapping[str, str]:
+    """The parts of a request, of which a job has few."""
+    parts: dict[str, str] = json.loads(text)
+    return parts
 
 
 def _after(state: KeyState | None, record: AnswerRecord) -> KeyState:

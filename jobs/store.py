@@ -21,12 +21,15 @@ from jobs.schema_types import Schema
 from jobs.store_check import violations
 from jobs.store_connection import DatabaseFile, OutputBusy
 from jobs.store_records import AnswerRecord, DocumentRecord, KeyState, RunRecord, clean_text, run_from_row
-from jobs.store_schema import STORE_VERSION, create_or_check, is_complete, store_version
+from jobs.store_schema import LATEST, STORE_VERSION, create_or_check, is_complete, store_version
 from jobs.store_views import define_views, widen_views
 from jobs.store_writes import AnswerBatch, add_run, end_run, mark_killed_runs, write_step, write_steps
 from jobs.wide_integers import has_long_number
 
 __all__ = ["AnswerRecord", "AnswerStore", "DocumentRecord", "KeyState", "OutputBusy", "RunEnding", "RunRecord"]
+
+KEYS_AT_A_TIME = 8192
+"""How many keys are read at a time, so that a large output is not held twice."""
 
 
 class AnswerStore:
@@ -133,16 +136,24 @@ class AnswerStore:
         would show the other settings' answer.
         """
         parts = "request_parts" if self.version > 1 else "NULL"
+        states: dict[tuple[str, str], KeyState] = {}
+        texts: dict[str, str] = {}  # ids, hashes and parts repeat from row to row: each is held once
         with self._connection(doing="reading answers") as connection:
-            rows = connection.execute(
+            found = connection.execute(
+                f"WITH keys AS (SELECT arg_max(status, attempt) AS newest_status, arg_max(rowid, {LATEST}) AS latest "
+                "FROM answers GROUP BY doc_id, question_id) "
                 f"SELECT doc_id, question_id, newest_status, status = 'ok', request_digest, {parts}, document_hash, "
-                "md5(question) FROM latest_answers JOIN (SELECT doc_id, question_id, arg_max(status, attempt) "
-                "AS newest_status FROM answers GROUP BY ALL) USING (doc_id, question_id)"
-            ).fetchall()
-        return {
-            (doc_id, question_id): KeyState(status, *answer) if answer[0] else KeyState(status)
-            for doc_id, question_id, status, *answer in rows
-        }
+                "md5(question) FROM answers JOIN keys ON answers.rowid = keys.latest"
+            )
+            while rows := found.fetchmany(KEYS_AT_A_TIME):
+                for doc_id, question_id, status, has_answer, digest, *others in rows:
+                    doc_id, question_id, status = (
+                        texts.setdefault(text, text) for text in (doc_id, question_id, status)
+                    )
+                    known = [None if text is None else texts.setdefault(text, text) for text in others]
+                    state = KeyState(status, True, digest, *known) if has_answer else KeyState(status)
+                    states[doc_id, question_id] = state
+        return states
 
     def valid_answers(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
         """The newest valid answer (JSON text) of each of these keys that has one."""

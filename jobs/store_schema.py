@@ -121,12 +121,14 @@ _ADDED_NAMES = {4: ("run_steps", "reuse_by_segment", "calls")}
 
 _ANSWER_COLUMNS = ", ".join(TABLES["answers"])
 
+LATEST = "attempt + CASE WHEN status = 'ok' THEN 1000000000000 ELSE 0 END"
+"""The key of the order of a key's attempts, as one number: they count up, and an `ok` one outranks all others."""
+
 VIEWS = {
-    # The key of the order is one number: attempts of a key count up, and an `ok` one outranks all others. Finding
-    # row ids first keeps the long texts out of the aggregation.
+    # Finding row ids first keeps the long texts out of the aggregation.
     "latest_answers": f"""
         SELECT {_ANSWER_COLUMNS} FROM answers WHERE rowid IN (
-            SELECT arg_max(rowid, attempt + CASE WHEN status = 'ok' THEN 1000000000000 ELSE 0 END)
+            SELECT arg_max(rowid, {LATEST})
             FROM answers GROUP BY doc_id, question_id)""",
     "errors": """
         SELECT doc_id, question_id, status, error, run_id, attempt, finish_reason, answered_at
