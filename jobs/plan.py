@@ -1,10 +1,9 @@
 """The plan of a run: which rows run, in which order, and the least that any engine must compute. Imports no torch.
 
-A plan holds the text and the ids of every distinct document, and a lean object a row: prompts are put together when
-they are asked for. So it takes a byte a character (of ASCII; up to 4 of other scripts), 4 bytes a token of each
-document, and about 1.9 KB a row. Measured: 1,000,000 rows over 50,000 documents of 4,000 characters take 2.4 GiB, where
-their prompts alone would be 3.7 GiB. Documents that read differently in each row, because prompt.document writes a
-value of the row, count once for each such text; `docqa plan` warns of that.
+A plan holds a lean object a row, about 1.9 KB; prompts are put together when they are asked for. The text and the ids
+of every distinct document lie in files without a name (see spill_file), about a byte a character and 4 bytes a token.
+Documents that read differently in each row, because prompt.document writes a value of the row, count once for each such
+text; `docqa plan` warns of that.
 """
 
 from __future__ import annotations

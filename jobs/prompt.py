@@ -28,6 +28,7 @@ from jobs.prompt_text import TextTokenizer, encode_frame
 from jobs.prompt_turns import turn_frame
 from jobs.source import Document, InputRow
 from jobs.source_rows import text_hash
+from jobs.spill_file import SpillFile
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -62,7 +63,7 @@ class PromptBuilder:
     sentences for the user about the chat template; `moving_values` is what the document's part writes beside the
     document, as `doc_id` or `extra.page`, `system_uses_schema` whether the opening depends on the row's schema.
 
-    Holds the ids of every distinct document part, 4 bytes a token.
+    The ids of every distinct document part lie in a file, 4 bytes a token.
     """
 
     def __init__(self, settings: PromptSettings, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -80,6 +81,7 @@ class PromptBuilder:
         )
         self._openings: dict[tuple[str, str], np.ndarray] = {}
         self._documents: dict[str, Segment] = {}
+        self._spill = SpillFile()  # of the documents' ids
         self._prefixes: dict[tuple[tuple[str, str], str], SharedPrefix] = {}
 
     def prompt(self, row: InputRow, document: Document, schema_name: str, schema_text: str) -> np.ndarray:
@@ -201,7 +203,7 @@ class PromptBuilder:
     def _finished(self, window: _Window, encoded: Future[list[np.ndarray]]) -> Iterator[SegmentedPrompt]:
         arrays = encoded.result()
         for segment, ids in zip(window.segments, arrays, strict=False):
-            segment.ids = ids
+            segment.hold(ids, self._spill)
         rests = [np.concatenate([self._before_question, ids, self._ending]) for ids in arrays[len(window.segments) :]]
         for prefix, question in window.rows:
             yield SegmentedPrompt(prefix, rests[question])

@@ -10,14 +10,40 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from jobs.spill_file import SpillFile
+
 
 class Segment:
-    """int32 token ids that many prompts share; `ids` is None until the text has been encoded."""
+    """int32 token ids that many prompts share, once `hold` was called; in memory, or in a file that holds many."""
 
-    __slots__ = ("ids",)
+    __slots__ = ("_ids", "_place", "_spill", "tokens")
 
     def __init__(self, ids: np.ndarray | None = None) -> None:
-        self.ids = ids
+        self.tokens = -1  # how many there are; below 0 until the text has been encoded
+        if ids is not None:
+            self.hold(ids)
+
+    def hold(self, ids: np.ndarray, spill: SpillFile | None = None) -> None:
+        """Take the ids, which with a `spill` go there."""
+        self.tokens = len(ids)
+        self._ids, self._spill, self._place = ids, spill, 0
+        if spill is not None and len(ids):
+            self._ids, self._place = ids[:0], spill.write(np.ascontiguousarray(ids, dtype=np.int32).data)
+
+    def read(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """The ids from `start` to before `stop`."""
+        assert self.tokens >= 0, "the text has not been encoded yet"
+        stop = self.tokens if stop is None else min(stop, self.tokens)
+        if self._spill is None or stop <= start:
+            return self._ids[start:stop]
+        return np.frombuffer(self._spill.read(self._place + 4 * start, 4 * (stop - start)), dtype=np.int32)
+
+    def beginning(self, tokens: int) -> Segment:
+        """The first `tokens` of it, held where these are."""
+        first = Segment()
+        first._ids, first._spill, first._place = self._ids[:tokens], self._spill, self._place
+        first.tokens = min(tokens, self.tokens)
+        return first
 
 
 class SharedPrefix:
@@ -36,25 +62,30 @@ class SharedPrefix:
     @property
     def document(self) -> np.ndarray:
         """int32 token ids of the document's part."""
-        assert self._document.ids is not None, "the document has not been encoded yet"
-        return self._document.ids
+        return self._document.read()
+
+    @property
+    def document_tokens(self) -> int:
+        """Tokens of the document's part."""
+        return self._document.tokens
 
     def beginning(self, tokens: int) -> SharedPrefix:
         """The same with the first `tokens` of the document's part only."""
-        return SharedPrefix(self.opening, Segment(self.document[:tokens]), self._whole)
+        return SharedPrefix(self.opening, self._document.beginning(tokens), self._whole)
 
     @property
     def whole_document_tokens(self) -> int:
         """Tokens of the document's part before it was cut."""
-        assert self._whole.ids is not None, "the document has not been encoded yet"
-        return len(self._whole.ids)
+        return self._whole.tokens
 
     def __len__(self) -> int:
-        return len(self.opening) + len(self.document)
+        return len(self.opening) + self._document.tokens
 
-    def ids(self) -> np.ndarray:
-        """int32 token ids, put together anew."""
-        return np.concatenate([self.opening, self.document])
+    def ids(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """int32 token ids from `start` to before `stop`, put together anew."""
+        opening = len(self.opening)
+        document = self._document.read(max(start - opening, 0), None if stop is None else max(stop - opening, 0))
+        return np.concatenate([self.opening[start:stop], document])
 
 
 class SegmentedPrompt:
@@ -78,7 +109,7 @@ class SegmentedPrompt:
     @property
     def used_document_tokens(self) -> int:
         """Tokens of the document's part that the prompt has: fewer if it was cut."""
-        return len(self.prefix.document) + self.document_tokens_in_rest
+        return self.prefix.document_tokens + self.document_tokens_in_rest
 
     @property
     def is_cut(self) -> bool:

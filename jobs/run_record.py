@@ -229,7 +229,7 @@ class RunWriter:
             self._written_documents.add(document_hash)
             document = self._documents[document_hash]
             self._output.append(
-                DocumentRecord(document_hash, len(document.text), self._document_tokens.get(document_hash))
+                DocumentRecord(document_hash, document.characters, self._document_tokens.get(document_hash))
             )
         self._output.append(record)
         self.rows_ok += record.status == "ok"

@@ -14,17 +14,32 @@ from jobs.question_program import PLAIN, PROGRAM_COLUMNS, Program, read_programs
 from jobs.source_columns import Columns
 from jobs.source_files import OpenedFile
 from jobs.source_values import NULL, Text, id_cells, is_blank, json_cells, text_cells
+from jobs.spill_file import SpillFile
 
 # A row that has several problems is filed under the first of these.
 PROBLEM_ORDER = ("invalid_utf8", "empty_document", "empty_question")
 
 
-@dataclass(frozen=True, slots=True)
 class Document:
-    """A distinct document text; `document_hash` is the SHA-256 of its UTF-8 bytes in hex."""
+    """A distinct document text; `document_hash` is the SHA-256 of its UTF-8 bytes in hex, `characters` its length.
 
-    document_hash: str
-    text: str
+    With a `spill`, the text lies there and is read anew each time that it is asked for.
+    """
+
+    __slots__ = ("_bytes", "_place", "_spill", "_text", "characters", "document_hash")
+
+    def __init__(self, document_hash: str, text: str, spill: SpillFile | None = None) -> None:
+        self.document_hash = document_hash
+        self.characters = len(text)
+        self._text, self._spill = text, spill
+        if spill is not None:
+            content = text.encode()
+            self._text, self._place, self._bytes = "", spill.write(content), len(content)
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return self._text if self._spill is None else self._spill.read(self._place, self._bytes).decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +183,7 @@ class PartReader:
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}
+        self._spill = SpillFile()  # of the documents' texts
 
     def documents(self, table: Table, new: dict[str, Document], known: Mapping[str, Document]) -> list[Part]:
         """The document's side of each row. Texts that `known` doesn't have are put into `new`."""
@@ -248,7 +264,7 @@ class PartReader:
     def _add_document(self, text: str, new: dict[str, Document], known: Mapping[str, Document]) -> str:
         document_hash = text_hash(text)
         if document_hash not in known and document_hash not in new:
-            new[document_hash] = Document(document_hash, text)
+            new[document_hash] = Document(document_hash, text, self._spill)
         return document_hash
 
 

@@ -1,7 +1,7 @@
 """The order of segmented prompts against the order of whole ones (engine/prefix_order.py)."""
 
 import numpy as np
-from hypothesis import example, given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from engine.prefix_order import depth_first_order, first_positions
@@ -19,6 +19,7 @@ def array(ids):
     return np.array(ids, dtype=np.int32)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(OPENINGS, DOCUMENTS, ROWS)
 @example([[]], [[1], [1, 1], [1, 1, 1], [2]], [(0, n % 4, [1] * (n % 3)) for n in range(24)])
 @example([[]], [[1], [1]], [(0, 1, [1]), (0, 0, [1]), (0, 1, [])])
@@ -35,7 +36,7 @@ def test_order_and_minimums_are_those_of_whole_prompts(openings, documents, rows
     whole = [prompt.ids() for prompt in prompts]
     assert [len(prompt) for prompt in prompts] == [len(ids) for ids in whole]
     order = plan_order(prompts)
-    assert order == depth_first_order(whole)
+    assert order == plan_order(prompts, step=1) == depth_first_order(whole)
     assert first_positions_in_order([prompts[index] for index in order]) == first_positions(
         [whole[index] for index in order]
     )
