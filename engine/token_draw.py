@@ -170,9 +170,10 @@ class TokenDraw:
         self.counts.accepted += accepted
         if reason is None:
             reason = self._append_certain(sequence)
-        if self._drafter is not None and reason is None:
+        if self._drafter is not None:
             self._drafter.learn(sequence, len(draft), accepted)
-            sequence.draft = self._drafter.propose(sequence, running)
+            if reason is None:
+                sequence.draft = self._drafter.propose(sequence, running)
         return reason
 
     def _append(self, sequence: Sequence, token: int, log_probability: float) -> FinishReason | None:

@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.decoder import Decoder
-from engine.drafts import NodeIndex
 from engine.engine import Engine, EngineSettings
 from engine.model_config import ModelConfig
+from engine.repeats import KEY_TOKENS, MOST_PLACES, MOST_SAME, TokenIndex
 from engine.request import FinishReason, Request, SamplingParameters
 from engine.weights import random_weights
 from tests.engine.conftest import STOP_ID, TINY_CONFIG, VOCABULARY_SIZE, random_prompts, tokens
@@ -181,12 +183,60 @@ def test_an_answer_that_may_go_on_can_stop(make_engine, prompts):
     assert len({len(completion.output_tokens) for completion in completions}) > 1
 
 
-def test_the_index_finds_the_last_place():
-    index = NodeIndex(tokens(1, 2, 3, 4, 1, 2, 5, 6, 7))
-    assert index.after((1, 2, 3), 2) == [4, 1]
-    assert index.after((4, 1, 2), 5) == [5, 6, 7]
-    assert index.after((5, 6, 7), 2) == []
-    assert index.after((9, 9, 9), 2) == []
-    for short in ((), (3,), (3, 3)):
-        assert NodeIndex(tokens(*short)).after((3, 3, 3), 1) == []
-    assert NodeIndex(tokens(1, 2, 3, 1, 2, 3, 7)).after((1, 2, 3), 1) == [7]
+def test_text_that_is_always_split_alike_is_drafted_so(make_engine, prompts):
+    """The grammar spells its forced text in tokens that the model never wants; from the second row on that is known."""
+    everything = set(range(2, VOCABULARY_SIZE))
+    allowed = [everything] * 20
+    plain = make_engine(drafts=False)
+    output = plain.run(requests_of(prompts[:1], ScriptGrammar(allowed)))[0].output_tokens
+    unwanted = [(token + 1) % VOCABULARY_SIZE for token in output]
+    engine = make_engine(max_rows=1)
+    forced = ScriptGrammar(allowed, forced={place: unwanted[place : place + 3] for place in range(20)})
+    completions = [engine.run(requests_of(prompts[:1], forced))[0] for _ in range(3)]
+    assert [completion.output_tokens for completion in completions] == [output] * 3
+    steps = [engine.statistics.steps]
+    engine.run(requests_of(prompts[:1], forced))
+    assert engine.statistics.steps - steps[0] < plain.statistics.steps / 2
+    engine.check()
+
+
+def test_an_index_finds_the_longest_repeat():
+    index = TokenIndex([1, 2, 3, 4, 1, 2, 5, 1, 2, 3, 6, 7])
+    assert index.longest_repeat([9, 1, 2, 3], 2) == (3, [6, 7])
+    assert index.longest_repeat([5, 1, 2, 3], 9) == (4, [6, 7])
+    assert index.longest_repeat([3, 4, 1, 2], 2) == (4, [5, 1])
+    assert index.longest_repeat([3, 6, 7], 2) == (0, [])  # nothing follows
+    assert index.longest_repeat([9, 9, 9], 2) == index.longest_repeat([2, 3], 2) == (0, [])
+
+
+def test_an_output_repeats_itself():
+    output = [5, 6, 7, 8]
+    index = TokenIndex(output)
+    assert index.longest_repeat(output, 3) == (0, [])
+    output += [5, 6, 7]
+    assert index.longest_repeat(output, 3) == (3, [8, 5, 6])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(0, 2), max_size=60), st.lists(st.integers(0, 2), max_size=12), st.integers(0, 60))
+def test_repeats_are_the_longest_there_are(tokens_before, text, cut):
+    """Against all places compared one by one; the index reads its tokens in two parts."""
+    growing = tokens_before[:cut]
+    index = TokenIndex(growing)
+    index.longest_repeat(text, 4)
+    growing += tokens_before[cut:]
+    behind_key = [
+        place
+        for place in range(KEY_TOKENS, len(tokens_before) + 1)
+        if len(text) >= KEY_TOKENS and tokens_before[place - KEY_TOKENS : place] == text[-KEY_TOKENS:]
+    ]
+    lengths = {}
+    for place in behind_key[::-1][:MOST_PLACES]:
+        same = 0
+        while same < min(place, len(text), MOST_SAME) and tokens_before[place - 1 - same] == text[-1 - same]:
+            same += 1
+        if place < len(tokens_before):
+            lengths.setdefault(same, place)
+    longest = max(lengths, default=0)
+    expected = tokens_before[lengths[longest] : lengths[longest] + 4] if longest else []
+    assert index.longest_repeat(text, 4) == (longest, expected)
