@@ -12,6 +12,10 @@ from typing import Any
 DEFAULT_SYSTEM = "You answer questions about one document. Reply with one JSON object."
 DEFAULT_DOCUMENT = "Document:\n{{ document }}"
 DEFAULT_QUESTION = "Question: {{ question }}"
+DEFAULT_COMBINE = """\
+The document is too long to be read at once, so it was read in parts. The answers from them, in their order:
+{% for answer in answers %}{{ loop.index }}. {{ answer }}
+{% endfor %}Make one answer for the whole document of them."""
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 # What [input.columns] may map: the names the input layouts know.
@@ -136,6 +140,15 @@ class RunSettings:
 
 
 @dataclass(frozen=True)
+class SplitSettings:
+    """`[split]`: how a document is cut where run.on_too_long is split; `piece_tokens` None for as many as fit."""
+
+    piece_tokens: int | None = None
+    overlap_tokens: int = 64
+    combine: str = DEFAULT_COMBINE
+
+
+@dataclass(frozen=True)
 class OutputSettings:
     """`[output]`: the DuckDB file."""
 
@@ -154,6 +167,7 @@ class Job:
     engine: EngineSettings
     sampling: SamplingSettings
     run: RunSettings
+    split: SplitSettings
     output: OutputSettings
     folder: Path
 
@@ -165,9 +179,9 @@ class Job:
                 f.name: getattr(getattr(self, section), f.name) for f in dataclasses.fields(SECTION_CLASSES[section])
             }
             settings[section] = {key: _plain(value) for key, value in values.items()}
-        for key in ("kv_memory", "step_tokens"):
-            if settings["engine"][key] is None:
-                settings["engine"][key] = "auto"
+        for section, key in (("engine", "kv_memory"), ("engine", "step_tokens"), ("split", "piece_tokens")):
+            if settings[section][key] is None:
+                settings[section][key] = "auto"
         return settings
 
 
@@ -179,6 +193,7 @@ SECTION_CLASSES: dict[str, type] = {
     "engine": EngineSettings,
     "sampling": SamplingSettings,
     "run": RunSettings,
+    "split": SplitSettings,
     "output": OutputSettings,
 }
 

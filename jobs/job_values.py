@@ -176,7 +176,12 @@ SECTIONS: dict[str, dict[str, Setting]] = {
     "run": {
         "time_budget": DURATION,
         "max_failures": Setting('a share up to 100% such as "5%", or a whole number of rows', _failures),
-        "on_too_long": _pattern("error|truncate", '"error" or "truncate" (split is not built yet)'),
+        "on_too_long": _choice("error", "truncate", "split"),
+    },
+    "split": {
+        "piece_tokens": Setting('"auto" or a whole number of at least 1', _auto_or(_positive)),
+        "overlap_tokens": _whole(0),
+        "combine": _ANY_TEXT,
     },
     "output": {"database": _ANY_TEXT},
 }

@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from jobs.answer_schemas import AnswerSchema, AnswerSchemas, RowSchemaError
@@ -21,10 +21,11 @@ from jobs.errors import InputError, JobFileError
 from jobs.identity import RequestIdentity
 from jobs.plan_dependents import AFTER_PART, DependentPlanner, missing_answer
 from jobs.plan_order import first_positions_in_order, plan_order
-from jobs.plan_rows import DependentRow, PlannedRow, PreparedRow, RejectedRow, RowFate
+from jobs.plan_rows import DependentRow, Part, PlannedRow, PreparedRow, RejectedRow, RowFate
 from jobs.prompt import Asked, PromptBuilder
 from jobs.prompt_cut import DocumentCut
 from jobs.prompt_segments import SegmentedPrompt
+from jobs.prompt_split import DocumentSplit
 from jobs.resume import UNKNOWN_PART, AnswerHistory, Selection, Standing
 from jobs.source import Document, InputData, InputRow
 from jobs.store_records import KeyState
@@ -52,11 +53,22 @@ class Plan:
     rows_gone: int  # keys of the output that are not in the input any more
     answered_rows: int  # done, and left alone
     rows_left: int  # not done, and left alone
+    combining_tokens: int = 0  # prompt and answer, at most, of what combines the answers of pieces
 
     @property
     def total_rows(self) -> int:
         """Rows of the input that the run is about: those it takes on and those that are done."""
-        return len(self.rows) + len(self.dependents) + len(self.rejected) + self.answered_rows
+        return self.rows_to_run + len(self.rejected) + self.answered_rows
+
+    @property
+    def rows_to_run(self) -> int:
+        """Rows that are asked, those in pieces once each, and those that may be."""
+        return sum(planned.is_whole for planned in self.rows) + len(self.dependents)
+
+    @property
+    def rows_split(self) -> int:
+        """Rows whose document is asked in pieces."""
+        return sum(planned.part is not None and planned.part.call == 0 for planned in self.rows)
 
     @property
     def dependent_known_tokens(self) -> int:
@@ -76,6 +88,12 @@ class Plan:
             notes.append(
                 f"{self.rows_cut} rows get only the beginning of their document, which is longer than the model's "
                 'context (run.on_too_long = "truncate"); answers.used_document_tokens says how much'
+            )
+        if self.rows_split:
+            pieces = sum(planned.part is not None for planned in self.rows)
+            notes.append(
+                f"{self.rows_split} rows have a document that is longer than the model's context, and are asked of its "
+                f'{pieces} pieces (run.on_too_long = "split")'
             )
         if self.rows_left:
             notes.append(f"{self.rows_left} rows are new or changed and left for docqa run")
@@ -116,14 +134,14 @@ class Plan:
         per_row = (planned.minimum_tokens + planned.samples * planned.max_output_tokens for planned in self.rows)
         behind = (dependent.reserve_tokens for dependent in self.dependents)
         # One more where a row leaves a shared page.
-        return sum(-(-tokens // page_size) + 1 for tokens in (*per_row, *behind))
+        return sum(-(-tokens // page_size) + 1 for tokens in (*per_row, *behind, self.combining_tokens))
 
     def pages_for_longest_row(self, page_size: int) -> int:
         """The smallest pool, in pages, with which every row can run; it computes everything once."""
         # The KV of an answer's last token is never read, so it needs no slot.
         lengths = [planned.prompt_tokens + planned.max_output_tokens - 1 for planned in self.rows]
         lengths += [len(dependent.prefix) + dependent.reserve_tokens for dependent in self.dependents]
-        return max((-(-length // page_size) for length in lengths), default=1)
+        return max((-(-length // page_size) for length in (*lengths, self.combining_tokens)), default=1) or 1
 
 
 EMPTY_HISTORY = AnswerHistory()
@@ -144,6 +162,7 @@ class Planner:
     max_tokens: int  # sampling.max_tokens
     document_cut: DocumentCut | None = None
     samples: int = 1  # sampling.samples
+    document_split: DocumentSplit | None = None  # cuts such documents in pieces instead
 
     def plan(
         self,
@@ -185,6 +204,7 @@ class Planner:
             rows_gone=history.gone(data.rows),
             answered_rows=intake.answered_rows,
             rows_left=intake.rows_left,
+            combining_tokens=self.context_length if any(one.pieces for one in intake.runnable) else 0,
         )
 
     def _check_samples(self, rows: Sequence[InputRow]) -> None:
@@ -225,14 +245,28 @@ class Planner:
 
     def _ordered(self, runnable: list[PreparedRow]) -> list[PlannedRow]:
         """In depth-first order of the prompts' prefix tree, each with the positions it is the first to need."""
-        order = plan_order([prepared.prompt for prepared in runnable])
-        ordered = [runnable[index] for index in order]
-        minimums = first_positions_in_order([prepared.prompt for prepared in ordered])
-        originals = self._originals(ordered, minimums)
-        return [
-            self.placed(prepared, minimum, original)
-            for prepared, minimum, original in zip(ordered, minimums, originals, strict=True)
-        ]
+        asked = [(prepared, *one) for prepared in runnable for one in prepared.pieces or ((None, prepared.prompt),)]
+        order = plan_order([prompt for _, _, prompt in asked])
+        ordered = [asked[index] for index in order]
+        minimums = first_positions_in_order([prompt for _, _, prompt in ordered])
+        originals = self._originals([prepared for prepared, _, _ in ordered], minimums)
+        rows = []
+        for (prepared, part, prompt), minimum, original in zip(ordered, minimums, originals, strict=True):
+            row = self.placed(prepared, minimum, original)
+            rows.append(row if part is None else self.placed_part(row, part, prompt, minimum))
+        return rows
+
+    def placed_part(
+        self, row: PlannedRow, part: Part, prompt: SegmentedPrompt, minimum_tokens: int | None = None
+    ) -> PlannedRow:
+        """A part of a row that has its place, by default that of what only this prompt has."""
+        return replace(
+            row,
+            segments=prompt,
+            part=part,
+            minimum_tokens=len(prompt.rest) if minimum_tokens is None else minimum_tokens,
+            max_output_tokens=min(self.max_tokens, self.context_length - len(prompt)),
+        )
 
     def placed(self, prepared: PreparedRow, minimum_tokens: int, same_as: int | None = None) -> PlannedRow:
         """The row with its place in the order."""
@@ -256,6 +290,11 @@ class Planner:
         first_with: dict[str, int] = {}  # by schema, of the rows with this very prompt
         length = -1
         for place, (prepared, minimum) in enumerate(zip(ordered, minimums, strict=True)):
+            if prepared.pieces:
+                first_with.clear()
+                length = -1
+                originals.append(None)
+                continue
             if minimum > 0 or len(prepared.prompt) != length:
                 first_with.clear()
             length = len(prepared.prompt)
@@ -296,7 +335,10 @@ class Planner:
         more_parts: Mapping[str, str] = NO_PARTS,
     ) -> PreparedRow | RejectedRow:
         """The row with its prompt, cut or rejected if that is too long; `more_parts` are of its identity."""
-        if len(prompt) + schema.grammar.shortest_tokens > self.context_length:
+        is_too_long = len(prompt) + schema.grammar.shortest_tokens > self.context_length
+        if is_too_long and self.document_split is not None:
+            return self._in_pieces(row, document, schema, prompt, more_parts)
+        if is_too_long:
             fitting = self._too_long(row, document, schema, prompt)
             if isinstance(fitting, RejectedRow):
                 return fitting
@@ -305,6 +347,34 @@ class Planner:
         parts = self.identity.parts(schema, samples)
         whole = {**parts, **more_parts} if more_parts else parts
         return PreparedRow(row, schema, prompt, self.identity.digest(row, schema, prompt, samples), whole, samples)
+
+    def _in_pieces(
+        self,
+        row: InputRow,
+        document: Document,
+        schema: AnswerSchema,
+        prompt: SegmentedPrompt,
+        more_parts: Mapping[str, str],
+    ) -> PreparedRow | RejectedRow:
+        """The row with the prompts of its document's pieces."""
+        assert self.document_split is not None
+        pieces = self.document_split.pieces(prompt, row, document, schema.name, schema.text)
+        longest = max(len(piece) for _, piece in pieces)
+        why = None
+        if len(pieces) == 1 or longest + schema.grammar.shortest_tokens > self.context_length:
+            why = (
+                f"a prompt with a piece of its document has {longest} tokens and the shortest answer "
+                f"{schema.grammar.shortest_tokens}, but the model's context is {self.context_length}; shorten the "
+                "question, or lower split.piece_tokens"
+            )
+        elif (row.program.samples or self.samples) > 1:
+            why = "its document is asked in pieces, which is not done with samples; set samples to 1 for it"
+        if why is not None:
+            return RejectedRow(row, "too_long", f"{row.place}: {why}", schema.name, len(prompt))
+        parts = {**self.identity.parts(schema), **more_parts, "split": self.document_split.settings_digest}
+        whole = f"{self.identity.digest(row, schema, prompt)}, {self.document_split.settings_digest}"
+        digest = hashlib.sha256(whole.encode()).hexdigest()
+        return PreparedRow(row, schema, prompt, digest, parts, pieces=tuple(pieces))
 
     def _too_long(
         self, row: InputRow, document: Document, schema: AnswerSchema, prompt: SegmentedPrompt

@@ -14,6 +14,23 @@ from jobs.store_records import KeyState
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """What of a row a prompt asks, if the row's document is asked in pieces.
+
+    `kind` is `piece`, with `document[start:end]` in code points, or `combine`, which makes one answer of those of the
+    calls `uses`. `call` numbers the parts of a row, `count` says how many there are of its level.
+    """
+
+    kind: str
+    call: int
+    count: int
+    document_tokens: int
+    start: int | None = None
+    end: int | None = None
+    uses: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedRow:
     """A row that will run.
 
@@ -33,6 +50,12 @@ class PlannedRow:
     max_output_tokens: int
     same_as: int | None = None
     samples: int = 1
+    part: Part | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it stands for its row: not if it is one of several parts, but the first."""
+        return self.part is None or (self.part.kind == "piece" and self.part.call == 0)
 
     @property
     def prompt(self) -> np.ndarray:
@@ -58,7 +81,7 @@ class RejectedRow:
 
 @dataclass(frozen=True, slots=True)
 class PreparedRow:
-    """A row that can be asked, before it has a place in the order."""
+    """A row that can be asked, before it has a place in the order; in `pieces`, if its `prompt` is too long."""
 
     row: InputRow
     schema: AnswerSchema
@@ -66,6 +89,7 @@ class PreparedRow:
     digest: str
     parts: Mapping[str, str]
     samples: int = 1
+    pieces: tuple[tuple[Part, SegmentedPrompt], ...] = ()
 
 
 @dataclass(eq=False, slots=True)

@@ -15,6 +15,7 @@ from jobs.observe import SILENT, Observer
 from jobs.plan import Plan, Planner
 from jobs.prompt import PromptBuilder
 from jobs.prompt_cut import DocumentCut
+from jobs.prompt_split import DocumentSplit
 from jobs.resume import AnswerHistory, Selection
 from jobs.source import InputData, read_input
 
@@ -69,6 +70,9 @@ def _planned(job: Job, model: JobModel, observer: Observer, select: Selection) -
     if job.run.on_too_long == "truncate":
         vocabulary = model.grammars.vocabulary
         document_cut = DocumentCut(prompts, vocabulary, context_length=context_length, max_tokens=max_tokens)
+    document_split = None
+    if job.run.on_too_long == "split":
+        document_split = DocumentSplit(prompts, job.split, context_length=context_length, max_tokens=max_tokens)
     planner = Planner(
         prompts=prompts,
         schemas=schemas,
@@ -83,6 +87,7 @@ def _planned(job: Job, model: JobModel, observer: Observer, select: Selection) -
         max_tokens=max_tokens,
         document_cut=document_cut,
         samples=job.sampling.samples,
+        document_split=document_split,
     )
     observer.on_stage("planning")
     plan = planner.plan(

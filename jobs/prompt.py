@@ -108,7 +108,7 @@ class PromptBuilder:
         window = _Window()
         prefix = self._prefix(Asked(row, document, schema_name, schema_text), window)
         for segment, text in zip(window.segments, window.texts(), strict=True):
-            segment.ids = self._text_tokenizer.encode(text)
+            segment.hold(self._text_tokenizer.encode(text), self._spill)
         return prefix
 
     def known_rest(self, row: InputRow, beginning: str) -> np.ndarray:
@@ -161,6 +161,14 @@ class PromptBuilder:
     def text_behind(self, part: str) -> str:
         """What prompt.<part> writes for every row behind its first value, and so can't be shared over values."""
         return self._templates.texts_behind[part]
+
+    def token_ends(self, text: str) -> np.ndarray:
+        """Where each token of a text ends, in code points."""
+        return self._text_tokenizer.character_ends(text)
+
+    def around_document_tokens(self, row: InputRow, document: Document) -> int:
+        """About how many tokens prompt.document writes around the document's own text."""
+        return len(self.text_ids(self._document_text(row, Document(document.document_hash, ""))))
 
     def around_document(self, row: InputRow, document: Document) -> tuple[str, str]:
         """What prompt.document writes before and behind the document's own text.

@@ -50,6 +50,11 @@ class TextTokenizer:
                 return np.asarray(ids[len(start) :], dtype=np.int32)
         return np.asarray(self._ids(text), dtype=np.int32)
 
+    def character_ends(self, text: str) -> np.ndarray:
+        """int64: the code point where each token of a text by itself ends; never less than that of one before."""
+        offsets = self._backend.encode(text, add_special_tokens=False).offsets
+        return np.maximum.accumulate(np.array([end for _, end in offsets], dtype=np.int64))
+
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """`encode` of each text, on all cores, without holding Python's lock for most of the time.
 

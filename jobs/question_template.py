@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
@@ -124,3 +124,30 @@ def _text_or_json(value: Any) -> Any:
     if isinstance(value, str | jinja2.Undefined):  # what is not there raises when it is written
         return value
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=list)
+
+
+class AnswersTemplate:
+    """A template over a list of answers, `split.combine`. Raises JobFileError for one that can't be used."""
+
+    def __init__(self, text: str, setting: str) -> None:
+        self._setting = setting
+        self._environment = _Environment()
+        try:
+            tree = self._environment.parse(text)
+            unknown = sorted(jinja2.meta.find_undeclared_variables(tree) - {ANSWERS})
+            uses_answers = ANSWERS in jinja2.meta.find_undeclared_variables(tree)
+            check_statements(setting, (ANSWERS,), tree)
+            self._template = self._environment.from_string(counted(tree, self._environment))
+        except jinja2.TemplateSyntaxError as error:
+            raise JobFileError(f"{setting}, line {error.lineno}: not a valid template: {error.message}") from None
+        if unknown or not uses_answers:
+            used = f"uses {{{{ {unknown[0]} }}}}" if unknown else f"does not use {{{{ {ANSWERS} }}}}"
+            raise JobFileError(f"{setting} {used}; it can use {ANSWERS}, the list of the parts' answers, and must")
+
+    def render(self, answers: Sequence[str]) -> str:
+        """The text with these answers, which are JSON texts. Raises JobFileError."""
+        values = [json.loads(answer) for answer in answers]
+        try:
+            return self._environment.render(self._template, {ANSWERS: values}, sum(map(len, answers)))
+        except RENDERING_ERRORS as error:
+            raise JobFileError(f"{self._setting} fails: {str(error) or type(error).__name__}; mend it") from None

@@ -4,16 +4,42 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.request import Completion
+
+if TYPE_CHECKING:
+    from jobs.plan_rows import PlannedRow
 
 SAMPLE = "sample"
 MAJORITY, FIRST = "majority", "first"
 RULES = (MAJORITY, FIRST)
 """How one of several answers is chosen: the one that most are equal to, or the first that is valid."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an answer is worth: columns of `answers`, and the JSON value of a valid one."""
+
+    status: str
+    text: str | None
+    answer: str | None = None
+    value: Any = None
+    error: str | None = None
+    quotes: str | None = None
+    confidence: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EndedPart:
+    """A part of a row in pieces that has ended; `repeated` are its repeated tokens by cause."""
+
+    planned: PlannedRow
+    call: Call
+    outcome: Outcome
+    repeated: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from jobs.run_output import START_WAIT_SECONDS, RunOutput
 from jobs.run_progress import RunProgress
 from jobs.run_record import RunWriter
 from jobs.run_statistics import RunStatistics
+from jobs.split_rows import SplitEnd, SplitRows
 from jobs.store import RunRecord
 
 if TYPE_CHECKING:
@@ -117,12 +118,15 @@ class _Run:
         self.stop = stop
         self.observer = observer
         self.started = self.ready_at = started
-        self.ended = bytearray(len(self.plan.rows))  # by place in the plan: 1 when the row is finished
+        # By place in the plan: 1 when the row is finished, and for the further parts of a row in pieces.
+        self.ended = bytearray(not planned.is_whole for planned in self.plan.rows)
+        self.splits = SplitRows(prepared.planner)
+        self.split_places: dict[tuple[str, str], int] = {}  # of rows in pieces, by key
         self.feed = RowFeed(
             self.plan,
             prepared.planner,
             prepared.data.documents,
-            on_rejected=lambda rejected: self.writer.add_rejected(rejected),
+            on_rejected=self._reject,
             on_reused=lambda row: self.writer.count_reused(),
         )
         self.same_rows: dict[int, list[int]] = defaultdict(list)  # places answered with that of another row
@@ -214,8 +218,11 @@ class _Run:
         """Hand over the rows that waited for what has ended; returns those of them that can never run."""
         completions = self.feed.go_on(engine, self._requests)
         self.feed.end_holds(engine)
-        self.ended.extend(bytes(len(self.feed.rows) - len(self.ended)))
+        self.ended.extend(not planned.is_whole for planned in self.feed.rows[len(self.ended) :])
         return completions
+
+    def _reject(self, rejected: RejectedRow) -> None:
+        self.writer.add_rejected(rejected)
 
     def _rows_pending(self) -> int:
         return self.ended.count(0) + len(self.feed.waiting)
@@ -289,7 +296,9 @@ class _Run:
                 top_p=sampling.top_p,
                 top_k=sampling.top_k,
                 max_tokens=sampling.max_tokens,
-                seed=row_seed(sampling.seed + again, row.doc_id, row.question_id),
+                seed=row_seed(
+                    sampling.seed + again, row.doc_id, row.question_id, planned.part.call if planned.part else 0
+                ),
             ),
             grammar=planned.schema.grammar,
             shortest_answer_tokens=planned.schema.grammar.shortest_tokens,
@@ -331,6 +340,9 @@ class _Run:
         planned = self.feed.rows[completion.request_id]
         if self._draws_again(planned, completion):
             return
+        if planned.part is not None:
+            self._finish_part(planned, completion)
+            return
         self.ended[completion.request_id] = 1
         if completion.finish_reason is FinishReason.TOO_LONG:
             error = f"{planned.row.place}: {completion.error}"
@@ -340,6 +352,23 @@ class _Run:
             return
         record = self.writer.add_completed(planned, completion, self.first_draws.get(completion.request_id))
         self.feed.row_ended(planned.row, record.status, record.answer, planned.segments)
+
+    def _finish_part(self, planned: PlannedRow, completion: Completion) -> None:
+        """One of the pieces of a row's document has been asked, or their answers were combined."""
+        assert planned.part is not None
+        index, row = completion.request_id, planned.row
+        if planned.is_whole:
+            self.split_places[row.doc_id, row.question_id] = index
+        base = self.job.sampling.seed + (index in self.first_draws)
+        seed = row_seed(base, row.doc_id, row.question_id, planned.part.call)
+        part = self.writer.ended_part(planned, completion, self.first_draws.get(index), seed)
+        end = self.splits.end_part(part)
+        if not isinstance(end, SplitEnd):
+            self.feed.add_parts(end)
+            return
+        self.ended[self.split_places.pop((row.doc_id, row.question_id))] = 1
+        record = self.writer.add_split(end)
+        self.feed.row_ended(row, record.status, record.answer, None)
 
     def _draws_again(self, planned: PlannedRow, completion: Completion) -> bool:
         """Submit a row whose finished answer breaks its schema once more; False if it doesn't, or was so before."""

@@ -8,7 +8,7 @@ that waits for rows which are planned behind its own document is an exception: i
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -74,7 +74,7 @@ class RowFeed:
         self._last_place: dict[SharedPrefix, int] = {}
         self._groups: dict[SharedPrefix, _Group] = {}
         self._group_of: dict[DependentRow | int, _Group] = {}  # of a waiting row, then of its place
-        if plan.dependents:
+        if plan.dependents or plan.rows_split:
             self._last_place = {planned.segments.prefix: place for place, planned in enumerate(plan.rows)}
             self._make_groups(plan)
         self._ready: list[int] = []  # places of rows that waited, have their prompt, and are not in the engine
@@ -98,8 +98,11 @@ class RowFeed:
                     group.is_fed = True
         self._is_fed = True
 
-    def row_ended(self, row: InputRow, status: str, answer: str | None, prompt: SegmentedPrompt) -> None:
-        """Tell the rows that come after this one; `answer` is its JSON text if it is valid."""
+    def row_ended(self, row: InputRow, status: str, answer: str | None, prompt: SegmentedPrompt | None) -> None:
+        """Tell the rows that come after this one; `answer` is its JSON text if it is valid.
+
+        `prompt` is the row's as a whole, None for a row in pieces.
+        """
         if self.waiting:
             self._tell([_Ended(row, status, answer, prompt)])
 
@@ -111,6 +114,11 @@ class RowFeed:
             completions += engine.submit(requests) if requests[0].hold is None else engine.submit_held(requests)
             self._was_planned(place, engine)
         return completions
+
+    def add_parts(self, parts: Sequence[PlannedRow]) -> None:
+        """Take in what is asked of a row in pieces only now; no document is held for it."""
+        self._ready += range(len(self.rows), len(self.rows) + len(parts))
+        self.rows += parts
 
     def end_holds(self, engine: Engine) -> None:
         """End the holds of which no row is waiting any more: to be called after `row_ended`."""
@@ -183,10 +191,16 @@ class RowFeed:
             self._leave(dependent)
             self._on_reused(row)
             return [_Ended(row, "ok", dependent.own_answer, outcome.prompt)]
-        place = len(self.rows)
-        self.rows.append(self._planner.placed(outcome, len(outcome.prompt.rest)))
-        self._ready.append(place)
+        for follower in self._waits_for.get((row.doc_id, row.question_id), ()):
+            follower.earlier = outcome.prompt
         group = self._leave(dependent)
+        planned = self._planner.placed(outcome, len(outcome.prompt.rest))
+        if outcome.pieces:
+            self.add_parts([self._planner.placed_part(planned, part, prompt) for part, prompt in outcome.pieces])
+            return []
+        place = len(self.rows)
+        self.rows.append(planned)
+        self._ready.append(place)
         if group is not None:
             group.unplanned += 1
             self._group_of[place] = group

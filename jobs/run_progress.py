@@ -27,7 +27,7 @@ class RunProgress:
         self._file = ProgressFile(prepared.database)
         self._prepare_seconds = prepare_seconds
         plan = prepared.plan
-        self._rows_total = len(plan.rows) + len(plan.dependents) + len(plan.rejected)
+        self._rows_total = plan.rows_to_run + len(plan.rejected)
         self._minimum_tokens = plan.minimum_tokens  # counted once: it looks at every row
         self._max_tokens = prepared.job.sampling.max_tokens
         self._setting = speed_setting(prepared.job, prepared.model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from engine.request import Completion, FinishReason
@@ -15,26 +15,14 @@ from jobs.plan import PlannedRow, RejectedRow
 from jobs.prepare import PreparedJob
 from jobs.quote_answers import QuoteLocator
 from jobs.repeated_tokens import whole_row
-from jobs.row_calls import SAMPLE, Call, chosen_call, summed
+from jobs.row_calls import SAMPLE, Call, EndedPart, Outcome, chosen_call, summed
 from jobs.run_output import RunOutput
 from jobs.source import InputRow
+from jobs.split_rows import SplitEnd
 from jobs.store import AnswerRecord, DocumentRecord, RunRecord
 from jobs.store_records import CallRecord
 
 _SUMS = ("prompt_tokens", "minimum_tokens", "computed_tokens", "cached_tokens", "output_tokens")
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """What an answer is worth: columns of `answers`, and the JSON value of a valid one."""
-
-    status: str
-    text: str
-    answer: str | None
-    value: Any
-    error: str | None
-    quotes: str | None
-    confidence: str | None
 
 
 class RunWriter:
@@ -96,16 +84,12 @@ class RunWriter:
             output_tokens=self._totals["output_tokens"],
         )
 
-    def add_rejected(self, rejected: RejectedRow) -> None:
-        """A row that never reached the model."""
-        row = rejected.row
-        self._add(
-            AnswerRecord(
-                **self._row_columns(row, rejected.schema_name),
-                status=rejected.status,
-                error=rejected.error,
-            )
-        )
+    def add_rejected(self, rejected: RejectedRow) -> AnswerRecord:
+        """A row that never reached the model, as it is filed."""
+        columns = self._row_columns(rejected.row, rejected.schema_name)
+        record = AnswerRecord(**columns, status=rejected.status, error=rejected.error)
+        self._add(record)
+        return record
 
     def text_of(self, completion: Completion) -> str:
         """The text of a completion. Only a cut answer can end inside a character."""
@@ -144,7 +128,38 @@ class RunWriter:
         repeated = {str(cause): tokens for cause, tokens in whole.repeated_tokens.items()}
         return self._add_row(planned, outcome, whole, repeated, records)
 
-    def _judged(self, planned: PlannedRow, completion: Completion) -> _Outcome:
+    def ended_part(
+        self, planned: PlannedRow, completion: Completion, first_draw: Completion | None, seed: int
+    ) -> EndedPart:
+        """A part of a row that is asked in pieces, as it ended; nothing is filed yet."""
+        completion, repeated = whole_row(completion, first_draw)
+        if completion.finish_reason is FinishReason.TOO_LONG:
+            outcome = Outcome("too_long", None, error=completion.error)
+            completion = replace(completion, prompt_tokens=0)  # of which the model saw none
+        else:
+            outcome = self._judged(planned, completion)
+        return EndedPart(planned, Call(seed, completion), outcome, repeated)
+
+    def add_split(self, end: SplitEnd) -> AnswerRecord:
+        """A row that was asked in pieces, as it is filed: with the answer of its last combining, if it came so far."""
+        outcome = end.last.outcome
+        if end.fault is not None:
+            status = "too_long" if outcome.answer is not None else outcome.status
+            outcome = Outcome(status, outcome.text, error=end.fault)
+        planned = end.last.planned
+        asked = [part for part in end.parts if part.call.completion.prompt_tokens]
+        if not asked:
+            error = f"{planned.row.place}: {end.fault}"
+            return self.add_rejected(RejectedRow(planned.row, outcome.status, error, planned.schema.name))
+        whole = summed([part.call for part in asked])
+        whole = replace(whole, finish_reason=end.last.call.completion.finish_reason)
+        repeated: Counter[str] = Counter()
+        for part in asked:
+            repeated.update(part.repeated)
+        records = tuple(_part_record(part, end.fault is None and part is end.last) for part in end.parts)
+        return self._add_row(planned, outcome, whole, dict(repeated), records, [part.planned for part in asked])
+
+    def _judged(self, planned: PlannedRow, completion: Completion) -> Outcome:
         """Whether an answer is valid, and what is in it."""
         row = planned.row
         text = self.text_of(completion)
@@ -165,19 +180,23 @@ class RunWriter:
             status, error = "truncated", f"the answer was cut after {limit} tokens ({why}); raise the limit and retry"
         else:
             status, error = "failed", "the grammar allowed no further token; this is a fault of docqa, please report it"
-        return _Outcome(status, text, answer, value, error, quotes, confidence)
+        return Outcome(status, text, answer, value, error, quotes, confidence)
 
     def _add_row(
         self,
         planned: PlannedRow,
-        outcome: _Outcome,
+        outcome: Outcome,
         completion: Completion,
         repeated: Mapping[str, int],
         calls: tuple[CallRecord, ...] = (),
+        prompts: Sequence[PlannedRow] = (),
     ) -> AnswerRecord:
+        """File a row that reached the model; `prompts` are those of its calls, if they are not all the same."""
         self.forced_tokens += completion.forced_tokens
-        times = len(calls) or 1
-        segments = {name: times * tokens for name, tokens in planned.segments.segment_tokens().items()}
+        segments: Counter[str] = Counter()
+        for prompt in prompts or [planned] * (len(calls) or 1):
+            segments.update(prompt.segments.segment_tokens())
+        part = planned.part
         record = AnswerRecord(
             **self._row_columns(planned.row, planned.schema.name),
             status=outcome.status,
@@ -195,10 +214,10 @@ class RunWriter:
             minimum_tokens=completion.minimum_tokens,
             request_parts=json.dumps(dict(planned.parts)),
             quotes=outcome.quotes,
-            document_tokens=planned.segments.document_tokens,
-            used_document_tokens=planned.segments.used_document_tokens,
+            document_tokens=part.document_tokens if part else planned.segments.document_tokens,
+            used_document_tokens=part.document_tokens if part else planned.segments.used_document_tokens,
             confidence=outcome.confidence,
-            prompt_segments=json.dumps(segments),
+            prompt_segments=json.dumps(dict(segments)),
             repeated_tokens=json.dumps(repeated),
             calls=calls,
         )
@@ -238,7 +257,19 @@ class RunWriter:
             self._totals[name] += getattr(record, name) or 0
 
 
-def _call_record(number: int, call: Call, outcome: _Outcome, chosen: bool) -> CallRecord:
+def _part_record(part: EndedPart, chosen: bool) -> CallRecord:
+    about = part.planned.part
+    assert about is not None
+    return replace(
+        _call_record(about.call, part.call, part.outcome, chosen),
+        kind=about.kind,
+        piece_start=about.start,
+        piece_end=about.end,
+        uses=json.dumps(about.uses) if about.uses else None,
+    )
+
+
+def _call_record(number: int, call: Call, outcome: Outcome, chosen: bool) -> CallRecord:
     completion = call.completion
     return CallRecord(
         call=number,

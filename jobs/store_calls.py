@@ -35,6 +35,9 @@ CALL_COLUMNS = {
     "output_tokens": "BIGINT",
     "ttft_seconds": "DOUBLE",
     "latency_seconds": "DOUBLE",
+    "piece_start": "BIGINT",
+    "piece_end": "BIGINT",
+    "uses": "JSON",
 }
 """The columns of the table, with their types."""
 

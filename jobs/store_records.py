@@ -80,8 +80,9 @@ class RunRecord:
 class CallRecord:
     """One call of a row; run and key are those of the row's AnswerRecord, which holds it.
 
-    `call` counts from 0, `kind` is `sample`, `chosen` marks the call whose answer is the row's. The other columns mean
-    what they do in `answers`.
+    `call` counts from 0. `kind` is `sample`; or, of a row in pieces, `piece`, of `document[piece_start:piece_end]` in
+    code points, or `combine`, which makes one answer of those of the calls `uses` (a JSON list). `chosen` marks the
+    call whose answer is the row's. The other columns mean what they do in `answers`.
     """
 
     call: int
@@ -100,6 +101,9 @@ class CallRecord:
     output_tokens: int
     ttft_seconds: float | None = None
     latency_seconds: float | None = None
+    piece_start: int | None = None
+    piece_end: int | None = None
+    uses: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready values; `CallRecord(**values)` makes the same."""

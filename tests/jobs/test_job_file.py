@@ -156,10 +156,10 @@ def test_a_wrong_value_names_setting_value_and_what_is_allowed(section, key, val
         assert value in message
 
 
-def test_on_too_long_that_is_not_built_yet_says_so():
-    assert make(run={"on_too_long": "truncate"}).run.on_too_long == "truncate"
-    with pytest.raises(JobFileError, match="split is not built yet"):
-        make(run={"on_too_long": "split"})
+@pytest.mark.parametrize("choice", ["error", "truncate", "split"])
+def test_what_is_done_with_long_documents_is_a_choice(choice):
+    job = make(run={"on_too_long": choice}, split={"piece_tokens": "auto", "overlap_tokens": 9})
+    assert (job.run.on_too_long, job.split.piece_tokens, job.split.overlap_tokens) == (choice, None, 9)
 
 
 @pytest.mark.parametrize(
