@@ -12,7 +12,8 @@ from jobs.job_file import resolve_path
 from jobs.job_settings import Job
 from jobs.model import JobModel
 from jobs.observe import SILENT, Observer
-from jobs.plan import Plan, Planner
+from jobs.plan import Plan
+from jobs.planner import Planner
 from jobs.prompt import PromptBuilder
 from jobs.prompt_cut import DocumentCut
 from jobs.prompt_split import DocumentSplit

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.errors import ModelError
-from engine.request import Completion, FinishReason, Request, SamplingParameters
+from engine.request import Completion, FinishReason
 from jobs.errors import OutputError
 from jobs.job_file import resolve_path
 from jobs.job_settings import Job
@@ -24,31 +24,27 @@ from jobs.journal_records import RunEnding
 from jobs.model import check_kv_device, choose_device, make_engine
 from jobs.observe import SILENT, Observer, Progress, Stopped, StopRequest
 from jobs.output_lock import OutputLock
-from jobs.plan import PlannedRow, RejectedRow, row_seed
+from jobs.plan import PlannedRow, RejectedRow
 from jobs.prepare import PreparedJob, prepare
 from jobs.publish import publish_pending
 from jobs.resume import Selection, open_existing
-from jobs.row_calls import RowCalls
 from jobs.run_feed import RowFeed
 from jobs.run_output import START_WAIT_SECONDS, RunOutput
 from jobs.run_progress import RunProgress
 from jobs.run_record import RunWriter
+from jobs.run_requests import RowRequests
 from jobs.run_statistics import RunStatistics
 from jobs.split_rows import SplitEnd, SplitRows
 from jobs.store import RunRecord
 
 if TYPE_CHECKING:
     from engine.engine import Engine
-    from engine.hold import Hold
 
 __all__ = [
     "Observer", "PreparedJob", "Progress", "RunOutcome", "Selection", "StopRequest", "prepare", "run_job",
 ]  # fmt: skip
 
 logger = logging.getLogger(__name__)
-
-RETRY_TEMPERATURE = 0.7
-"""The least temperature of a second draw: at 0 it would be the first one again."""
 
 
 @dataclass(frozen=True)
@@ -133,10 +129,7 @@ class _Run:
         for place, planned in enumerate(self.plan.rows):
             if planned.same_as is not None:
                 self.same_rows[planned.same_as].append(place)
-        self.row_calls: dict[int, RowCalls] = {}  # by place in the plan, of rows asked several times that are on
-        self.call_of: dict[int, tuple[int, int]] = {}  # by request: the place, and which call of the row it is
-        self.calls_made = 0
-        self.first_draws: dict[int, Completion] = {}  # by place in the plan, of rows that were asked again
+        self.requests = RowRequests(self.job.sampling, log_probabilities=self.job.answer.confidence)
         self.statistics = RunStatistics()
         self.progress = RunProgress(prepared, observer, prepare_seconds=time.monotonic() - started)
         self.engine: Engine | None = None
@@ -188,7 +181,7 @@ class _Run:
         engine = self.engine
         if engine is None:
             return "finished", None
-        engine.feed(self.feed.requests(engine, self._requests))
+        engine.feed(self.feed.requests(engine, self.requests.of_row))
         budget = self.job.run.time_budget
         while engine.has_work:
             if self.stop.signal_number is not None:
@@ -216,7 +209,7 @@ class _Run:
 
     def _go_on(self, engine: Engine) -> list[Completion]:
         """Hand over the rows that waited for what has ended; returns those of them that can never run."""
-        completions = self.feed.go_on(engine, self._requests)
+        completions = self.feed.go_on(engine, self.requests.of_row)
         self.feed.end_holds(engine)
         self.ended.extend(not planned.is_whole for planned in self.feed.rows[len(self.ended) :])
         return completions
@@ -265,47 +258,6 @@ class _Run:
         page_size = self.engine.settings.page_size
         return self.statistics.as_json(self.engine, smallest_pages=self.plan.pages_for_longest_row(page_size))
 
-    def _requests(self, index: int, planned: PlannedRow, hold: Hold | None) -> list[Request]:
-        """The row as one request, or as many of one prompt as it is asked for, each with a seed of its own."""
-        if planned.samples == 1:
-            return [self._request(index, planned, hold)]
-        row, seed = planned.row, self.job.sampling.seed
-        calls = self.row_calls[index] = RowCalls(
-            [row_seed(seed, row.doc_id, row.question_id, number) for number in range(planned.samples)]
-        )
-        whole = self._request(index, planned, hold)
-        requests = []
-        for number, own_seed in enumerate(calls.seeds):
-            self.calls_made += 1
-            request_id = -self.calls_made  # places are not negative
-            self.call_of[request_id] = index, number
-            sampling = replace(whole.sampling, seed=own_seed)
-            requests.append(replace(whole, request_id=request_id, sampling=sampling))
-        return requests
-
-    def _request(self, index: int, planned: PlannedRow, hold: Hold | None = None) -> Request:
-        """The row as a request; its second draw has the next seed and at least RETRY_TEMPERATURE."""
-        sampling = self.job.sampling
-        row = planned.row
-        again = index in self.first_draws
-        return Request(
-            request_id=index,
-            prompt=planned.prompt,
-            sampling=SamplingParameters(
-                temperature=max(sampling.temperature, RETRY_TEMPERATURE) if again else sampling.temperature,
-                top_p=sampling.top_p,
-                top_k=sampling.top_k,
-                max_tokens=sampling.max_tokens,
-                seed=row_seed(
-                    sampling.seed + again, row.doc_id, row.question_id, planned.part.call if planned.part else 0
-                ),
-            ),
-            grammar=planned.schema.grammar,
-            shortest_answer_tokens=planned.schema.grammar.shortest_tokens,
-            log_probabilities=self.job.answer.confidence,
-            hold=hold,
-        )
-
     def _finish_request(self, completion: Completion) -> None:
         """File an answer under its row and under those that ask the very same, for which nothing was computed.
 
@@ -324,10 +276,10 @@ class _Run:
             )
 
     def _finish_call(self, completion: Completion) -> None:
-        index, number = self.call_of.pop(completion.request_id)
-        if not self.row_calls[index].add(number, completion):
+        ended = self.requests.end_call(completion)
+        if ended is None:
             return
-        calls = self.row_calls.pop(index).in_order()
+        index, calls = ended
         if completion.finish_reason is FinishReason.TOO_LONG:  # and so are the others
             self._finish_row(replace(completion, request_id=index))
             return
@@ -350,7 +302,7 @@ class _Run:
             self.writer.add_rejected(rejected)
             self.feed.row_ended(planned.row, rejected.status, None, planned.segments)
             return
-        record = self.writer.add_completed(planned, completion, self.first_draws.get(completion.request_id))
+        record = self.writer.add_completed(planned, completion, self.requests.first_draws.get(completion.request_id))
         self.feed.row_ended(planned.row, record.status, record.answer, planned.segments)
 
     def _finish_part(self, planned: PlannedRow, completion: Completion) -> None:
@@ -359,9 +311,8 @@ class _Run:
         index, row = completion.request_id, planned.row
         if planned.is_whole:
             self.split_places[row.doc_id, row.question_id] = index
-        base = self.job.sampling.seed + (index in self.first_draws)
-        seed = row_seed(base, row.doc_id, row.question_id, planned.part.call)
-        part = self.writer.ended_part(planned, completion, self.first_draws.get(index), seed)
+        seed = self.requests.seed(index, planned)
+        part = self.writer.ended_part(planned, completion, self.requests.first_draws.get(index), seed)
         end = self.splits.end_part(part)
         if not isinstance(end, SplitEnd):
             self.feed.add_parts(end)
@@ -372,13 +323,12 @@ class _Run:
 
     def _draws_again(self, planned: PlannedRow, completion: Completion) -> bool:
         """Submit a row whose finished answer breaks its schema once more; False if it doesn't, or was so before."""
-        index = completion.request_id
-        if completion.finish_reason is not FinishReason.STOP or index in self.first_draws or self.engine is None:
+        was_drawn_again = completion.request_id in self.requests.first_draws
+        if completion.finish_reason is not FinishReason.STOP or was_drawn_again or self.engine is None:
             return False
         if planned.schema.validator.check(self.writer.text_of(completion)).error is None:
             return False
-        self.first_draws[index] = completion
-        self.engine.submit([self._request(index, planned)], first=True)
+        self.engine.submit([self.requests.second_draw(planned, completion)], first=True)
         return True
 
     def _exit_status(self, record: RunRecord) -> int:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 from engine.hold import Hold
 from engine.prefix_order import sort_key
 from engine.request import Completion, Request
-from jobs.plan import Plan, PlannedRow, Planner, RejectedRow
+from jobs.plan import Plan, PlannedRow, RejectedRow
 from jobs.plan_dependents import missing_answer
 from jobs.plan_rows import DependentRow
+from jobs.planner import Planner
 from jobs.prompt_segments import SegmentedPrompt, SharedPrefix
 from jobs.resume import Standing, standing_of
 from jobs.source import Document, InputRow

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from jobs.plan import PlannedRow, Planner
-from jobs.plan_rows import Part
+from jobs.plan_rows import Part, PlannedRow
+from jobs.planner import Planner
 from jobs.row_calls import EndedPart
 
 

@@ -168,7 +168,7 @@ def test_rows_that_come_later_share_all_that_is_known(tiny_model, rows, page_siz
         if pages == 3000 or rows[0].mark:  # in a small pool, only what is known is kept for rows that come
             assert driver.evicted_tokens() == 0
         assert driver.engine.cache.pool.free == pages
-    # Without room for what is held, or with too little left for what comes, it still ends, and answers the same.
+    # Case 33: without room for what is held, or with too little left for what comes, it still ends and answers alike.
     for reserve_tokens in (None, 0):
         driver = Driver(make(tiny_model, kv_pages=smallest, **options), rows, reserve_tokens)
         assert driver.run() == expected

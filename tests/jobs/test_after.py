@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from docqa.plan_summary import plan_summary
 from jobs.errors import InputError, JobError
 from jobs.job_file import load_job
 from jobs.resume import Selection
@@ -222,11 +223,41 @@ def test_a_row_is_asked_anew_when_an_answer_it_uses_has_changed_and_only_then(ma
 
 
 def test_the_plan_counts_what_waits(make_job):
-    plan = prepare(load_job(make_job(program_rows(2)))).plan
+    prepared = prepare(load_job(make_job(program_rows(2))))
+    plan, summary = prepared.plan, plan_summary(prepared)
     assert (len(plan.rows), len(plan.dependents), plan.total_rows) == (6, 4, 10)
+    assert (summary["rows_to_run"], summary["rows_waiting"]) == (10, 4)
+    assert summary["waiting_known_tokens"] == plan.dependent_known_tokens
     assert plan.dependent_known_tokens > 0
     for dependent in plan.dependents:
         assert dependent.known_tokens > len(dependent.prefix)
+
+
+def test_a_run_that_was_killed_goes_on_with_the_answers_it_has(make_job, monkeypatch):
+    """Case 62 for questions that come after others."""
+    from engine.engine import Engine
+
+    whole = run(make_job(program_rows(3)), ["output.database=whole.duckdb"])
+    steps, step = [], Engine.step
+
+    def failing(engine):
+        steps.append(1)
+        if len(steps) > 45:
+            raise OSError("the power went")
+        return step(engine)
+
+    path = make_job(program_rows(3), engine={"step_tokens": 64})
+    monkeypatch.setattr(Engine, "step", failing)
+    first = run(path)
+    monkeypatch.setattr(Engine, "step", step)
+    assert first.run.status == "failed"
+    assert 0 < first.run.rows_ok < 15
+    assert first.unreached_documents
+    second = run(path)
+    assert (second.run.status, second.run.rows_reused + second.run.rows_ok) == ("finished", 15)
+    assert second.run.rows_reused >= first.run.rows_ok
+    assert answers(second.database) == answers(whole.database)
+    assert_sound(second.database)
 
 
 def test_text_of_answers_forges_no_control_token(make_job, tmp_path, prompts_made):

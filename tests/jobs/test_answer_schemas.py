@@ -8,7 +8,8 @@ import pytest
 
 from jobs.errors import JobFileError
 from jobs.job_file import load_job
-from jobs.run import RETRY_TEMPERATURE, StopRequest, _Run, prepare, run_job
+from jobs.run import StopRequest, prepare, run_job
+from jobs.run_requests import RETRY_TEMPERATURE, RowRequests
 from jobs.store import AnswerStore
 from tests.job_fixtures import sample_rows
 
@@ -42,14 +43,14 @@ def test_a_schema_that_cannot_be_enforced_is_refused_by_name(tags_job) -> None:
 def test_lenient_checks_after_and_draws_twice(tags_job, monkeypatch: pytest.MonkeyPatch) -> None:
     job = tags_job(lenient=True)
     requests = []
-    request = _Run._request
+    request = RowRequests._request
 
-    def recorded(self, index, planned):
-        made = request(self, index, planned)
+    def recorded(self, index, planned, hold):
+        made = request(self, index, planned, hold)
         requests.append((index, made.sampling))
         return made
 
-    monkeypatch.setattr(_Run, "_request", recorded)
+    monkeypatch.setattr(RowRequests, "_request", recorded)
     outcome = run_job(job, command="test", stop=StopRequest())
     assert outcome.run.rows_ok + outcome.run.rows_failed == 8
     first, again = dict(requests[:8]), requests[8:]
