@@ -190,6 +190,7 @@ def _figures(
         "rows_per_step": step_rows / max(steps, 1),
         "prefill_seconds": after.prefill_seconds - before.prefill_seconds,
         "decode_seconds": after.decode_seconds - before.decode_seconds,
+        "mask_seconds": after.mask_seconds - before.mask_seconds,
         "log_probability_seconds": after.log_probability_seconds - before.log_probability_seconds,
         "drafted_tokens": after.drafted_tokens - before.drafted_tokens,
         "accepted_tokens": after.accepted_tokens - before.accepted_tokens,

@@ -1,5 +1,6 @@
 """What the engine needs of a grammar, and nothing more: any object with these methods constrains a row."""
 
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -36,6 +37,15 @@ class GrammarState(Protocol):
 
     def forced_tokens(self) -> list[int]:
         """Tokens that spell the text that must come next, as far as it is certain; a draft, checked like any other."""
+
+    def same_text(self) -> Mapping[int, Sequence[int]]:
+        """Tokens allowed next that come to the same text, by each of them; one that stands alone is left out.
+
+        Tokens that spell it but are not allowed may be among them.
+
+        With the values `true` and `false`, the tokens `f`, `fal` and `false` come to the same, since after each of them
+        the same text is certain. Only of requests that ask for log-probabilities.
+        """
 
 
 class Grammar(Protocol):

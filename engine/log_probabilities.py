@@ -2,9 +2,14 @@
 
 With z the logits and A the allowed tokens of a row, token t in A: log p(t) = z(t) - log(sum of e^z(a) over a in A),
 the model's distribution at temperature 1, cut to A and made whole again. How the token was drawn does not matter.
+
+A grammar may know that other tokens come to the same text as t (`GrammarState.same_text`): they are one choice, and
+their probabilities add up. With S the ones that do, t among them, it is log p(S) = log p(t in A) - log p(t in S).
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from torch import Tensor
@@ -26,6 +31,21 @@ def token_log_probabilities(logits: Tensor, masks: np.ndarray | None, tokens: np
     if native.is_available(logits):
         return native.token_log_probabilities(logits, masks, tokens)
     return plain_token_log_probabilities(logits, masks, tokens)
+
+
+def same_text_masks(
+    masks: np.ndarray, tokens: np.ndarray, same_text: Sequence[Mapping[int, Sequence[int]]]
+) -> np.ndarray:
+    """Packed masks, as `masks`, of the tokens in them that come to the same text as each row's token, itself included.
+
+    `same_text` has what the grammar of each row said.
+    """
+    found = np.zeros_like(masks)
+    words = found.view(np.uint32)
+    for row, token in enumerate(tokens.tolist()):
+        ids = np.array([token, *same_text[row].get(token, ())], dtype=np.int64)
+        np.bitwise_or.at(words[row], ids // 32, np.left_shift(1, ids % 32).astype(np.uint32))
+    return found & masks
 
 
 def plain_token_log_probabilities(logits: Tensor, masks: np.ndarray | None, tokens: np.ndarray) -> np.ndarray:

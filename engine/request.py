@@ -77,7 +77,8 @@ class Completion:
     error: str | None = None
     log_probabilities: list[float] | None = None
     """If asked for: the logarithm (base e) of the probability of each output token, and of the stop id if one was
-    drawn, among those that the grammar allowed, at temperature 1. 0 where it allowed one; NaN where unknown."""
+    drawn, among those that the grammar allowed, at temperature 1. Tokens that come to the same text count together, so
+    it is 0 where the text was certain. NaN where unknown."""
 
     @property
     def minimum_tokens(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from collections.abc import Sequence as Sequenced
 from dataclasses import dataclass
 
@@ -10,11 +11,14 @@ import numpy as np
 import torch
 
 from engine.drafts import Drafter
-from engine.log_probabilities import token_log_probabilities
+from engine.log_probabilities import same_text_masks, token_log_probabilities
 from engine.request import FinishReason, SamplingParameters
 from engine.runner import Runner
 from engine.sampler import mask_words, sample
 from engine.sequence import Sequence
+
+SameText = Sequenced[Mapping[int, Sequenced[int]]]
+"""What `GrammarState.same_text` said of each row."""
 
 FEW_CHOICES = 128
 """Rows that allow at most this many tokens get partial logits."""
@@ -50,12 +54,13 @@ class TokenDraw:
         row after each token of its draft. The sequences' drafts are used up and new ones proposed.
         """
         started = time.monotonic()
-        masks, allowed_counts = self._masks(sequences, self._runner.vocabulary_size)
+        masks, allowed_counts, same = self._masks(sequences, self._runner.vocabulary_size)
         self.counts.mask_seconds += time.monotonic() - started
         parameters = [sequence.request.sampling for sequence in sequences for _ in range(1 + len(sequence.draft))]
         indices = [len(sequence.output) + offset for sequence in sequences for offset in range(1 + len(sequence.draft))]
-        weigh = any(sequence.log_probabilities is not None for sequence in sequences)
-        tokens, log_probabilities = self._sample(hidden, masks, allowed_counts, parameters, indices, weigh=weigh)
+        is_asked = any(sequence.log_probabilities is not None for sequence in sequences)
+        same_text = same if is_asked else None
+        tokens, log_probabilities = self._sample(hidden, masks, allowed_counts, parameters, indices, same_text)
         log_probabilities[allowed_counts == 1] = 0.0  # a choice of one is certain, whatever its logit
         reasons = []
         row = 0
@@ -75,10 +80,9 @@ class TokenDraw:
         allowed_counts: np.ndarray,
         parameters: Sequenced[SamplingParameters],
         indices: Sequenced[int],
-        *,
-        weigh: bool,
+        same_text: SameText | None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """One token a row, and with `weigh` its log-probability, else 0.
+        """One token a row, and how likely its text was; 0 if `same_text` is None.
 
         Rows with few choices need the logits of those choices only, not of the vocabulary.
         """
@@ -86,45 +90,59 @@ class TokenDraw:
             np.flatnonzero(allowed_counts <= FEW_CHOICES) if self._runner.has_partial_logits else np.empty(0, np.int64)
         )
         if masks is None or len(few) == 0:
-            return self._draw(self._runner.logits(hidden), masks, parameters, indices, weigh=weigh)
+            return self._draw(self._runner.logits(hidden), masks, None, parameters, indices, same_text)
         tokens = np.empty(len(allowed_counts), dtype=np.int64)
         log_probabilities = np.zeros(len(allowed_counts))
         many = np.flatnonzero(allowed_counts > FEW_CHOICES)
         for rows, choices in ((few, _tokens_in(np.bitwise_or.reduce(masks[few], axis=0))), (many, None)):
             if len(rows) == 0 or (choices is not None and len(choices) == 0):
                 continue
-            drawn, log_probabilities[rows] = self._draw(
+            tokens[rows], log_probabilities[rows] = self._draw(
                 self._runner.logits(hidden[torch.from_numpy(rows)], choices),
-                masks[rows] if choices is None else _narrow(masks[rows], choices),
+                masks[rows],
+                choices,
                 [parameters[row] for row in rows.tolist()],
                 [indices[row] for row in rows.tolist()],
-                weigh=weigh,
+                None if same_text is None else [same_text[row] for row in rows.tolist()],
             )
-            tokens[rows] = drawn if choices is None else choices[drawn]
         return tokens, log_probabilities
 
     def _draw(
         self,
         logits: torch.Tensor,
         masks: np.ndarray | None,
+        choices: np.ndarray | None,
         parameters: Sequenced[SamplingParameters],
         indices: Sequenced[int],
-        *,
-        weigh: bool,
+        same_text: SameText | None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        tokens = np.array(sample(logits, masks, parameters, indices), dtype=np.int64)
-        if not weigh:
+        """As `_sample`, from `logits` of `choices`, or of all tokens; `masks` are of all tokens."""
+        masks_here = masks if masks is None or choices is None else _narrow(masks, choices)
+        drawn = np.array(sample(logits, masks_here, parameters, indices), dtype=np.int64)
+        tokens = drawn if choices is None else choices[drawn]
+        if same_text is None:
             return tokens, np.zeros(len(tokens))
         started = time.monotonic()
-        log_probabilities = token_log_probabilities(logits, masks, tokens)
+        log_probabilities = token_log_probabilities(logits, masks_here, drawn)
+        if masks is not None and any(same_text):
+            same = same_text_masks(masks, tokens, same_text)
+            same_here = same if choices is None else _narrow(same, choices)
+            several = np.bitwise_count(same.view(np.uint32)).sum(axis=1) > 1  # of one, rounding would be left
+            log_probabilities -= np.where(several, token_log_probabilities(logits, same_here, drawn), 0.0)
         self.counts.log_probability_seconds += time.monotonic() - started
         return tokens, log_probabilities
 
-    def _masks(self, sequences: Sequenced[Sequence], vocabulary_size: int) -> tuple[np.ndarray | None, np.ndarray]:
-        """Packed masks of all rows (None if no sequence has a grammar), and how many tokens each row allows."""
+    def _masks(
+        self, sequences: Sequenced[Sequence], vocabulary_size: int
+    ) -> tuple[np.ndarray | None, np.ndarray, SameText]:
+        """Packed masks of all rows (None if no sequence has a grammar), and how many tokens each row allows.
+
+        And which of them come to the same text, for sequences that want to know how likely their tokens are.
+        """
         rows = sum(1 + len(sequence.draft) for sequence in sequences)
+        same_text: list[Mapping[int, Sequenced[int]]] = [{}] * rows
         if all(sequence.grammar is None for sequence in sequences):
-            return None, np.full(rows, vocabulary_size)
+            return None, np.full(rows, vocabulary_size), same_text
         masks = np.full((rows, mask_words(vocabulary_size)), -1, dtype=np.int32)
         row = 0
         for sequence in sequences:
@@ -134,11 +152,13 @@ class TokenDraw:
             tokens_left = sequence.max_output_tokens - len(sequence.output)
             for place, token in enumerate([*sequence.draft, None]):
                 self._write_mask(sequence, masks[row], tokens_left - place)
+                if sequence.log_probabilities is not None:
+                    same_text[row] = sequence.grammar.same_text()
                 row += 1
                 if token is not None:
                     sequence.grammar.advance(token)
             sequence.grammar.roll_back(len(sequence.draft))
-        return masks, np.bitwise_count(masks.view(np.uint32)).sum(axis=1)
+        return masks, np.bitwise_count(masks.view(np.uint32)).sum(axis=1), same_text
 
     def _write_mask(self, sequence: Sequence, words: np.ndarray, tokens_left: int) -> None:
         assert sequence.grammar is not None

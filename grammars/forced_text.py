@@ -4,6 +4,8 @@ Forced text is found byte by byte: while all tokens that a state allows begin wi
 stop, that byte is certain. How a model splits the text into tokens is not certain, so the tokens are a proposal.
 """
 
+from collections import defaultdict
+
 from outlines_core import Index
 
 from .vocabulary import TokenVocabulary
@@ -12,6 +14,8 @@ MOST_CHOICES = 64
 """A state that allows more tokens than this is inside free text, where nothing is forced; it is not looked at."""
 
 MOST_BYTES = 256
+MOST_COMPARED_CHOICES = 1024
+"""Where more tokens are allowed, it is not asked which of them come to the same text: few do in free text."""
 
 
 class ForcedText:
@@ -21,6 +25,8 @@ class ForcedText:
         self._index = index
         self._vocabulary = vocabulary
         self._tokens: dict[int, list[int]] = {}
+        self._texts: dict[int, bytes] = {}
+        self._same: dict[int, dict[int, list[int]]] = {}
 
     def tokens(self, state: int) -> list[int]:
         """Ids of the longest tokens that spell the forced text after `state`; callers must not change the list."""
@@ -28,7 +34,30 @@ class ForcedText:
             self._tokens[state] = self._vocabulary.spell(self._text(state))
         return self._tokens[state]
 
+    def same(self, state: int) -> dict[int, list[int]]:
+        """The tokens allowed in `state` that come to the same text, by each of them; callers must not change it."""
+        if state not in self._same:
+            self._same[state] = self._find_same(state)
+        return self._same[state]
+
+    def _find_same(self, state: int) -> dict[int, list[int]]:
+        allowed = self._index.get_allowed_tokens(state) or []
+        if len(allowed) > MOST_COMPARED_CHOICES:
+            return {}
+        by_text: defaultdict[bytes, list[int]] = defaultdict(list)
+        for token in allowed:
+            following = self._index.get_next_state(state, token)
+            if token < self._vocabulary.size and following is not None:  # not the made-up end
+                # Cut where all are known: from there the index is in one state, whose text is one.
+                by_text[(self._vocabulary.tokens[token] + self._text(following))[:MOST_BYTES]].append(token)
+        return {token: tokens for tokens in by_text.values() if len(tokens) > 1 for token in tokens}
+
     def _text(self, state: int) -> bytes:
+        if state not in self._texts:
+            self._texts[state] = self._find_text(state)
+        return self._texts[state]
+
+    def _find_text(self, state: int) -> bytes:
         text = b""
         following: int | None = state
         while following is not None and len(text) < MOST_BYTES:

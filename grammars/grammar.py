@@ -199,6 +199,10 @@ class JsonGrammarState:
         """Tokens that spell the text that must come next; a proposal, since the text may be split otherwise."""
         return self._grammar.forced_text.tokens(self._states[-1])
 
+    def same_text(self) -> dict[int, list[int]]:
+        """Tokens allowed next that come to the same text, by each of them."""
+        return self._grammar.forced_text.same(self._states[-1])
+
     def write_mask(self, words: Words, tokens_left: int | None = None) -> None:
         """Write the tokens allowed next into `words`, int32 of at least [ceil(size / 32)], overwritten whole.
 

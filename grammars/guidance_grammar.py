@@ -153,6 +153,13 @@ class GuidanceState:
         """Tokens that spell the text that must come next; a proposal, since the text may be split otherwise."""
         return self._grammar.vocabulary.spell(bytes(self._matcher.compute_ff_bytes()))
 
+    def same_text(self) -> dict[int, list[int]]:
+        """Tokens allowed next that come to the same text, by each of them: here only those of text that is forced."""
+        forced = bytes(self._matcher.compute_ff_bytes())
+        usable = self._grammar.vocabulary.usable
+        tokens = [token for end in range(1, len(forced) + 1) for token in usable.get(forced[:end], ())]
+        return dict.fromkeys(tokens, tokens) if len(tokens) > 1 else {}
+
     def write_mask(self, words: Words, tokens_left: int | None = None) -> None:
         """Write the tokens allowed next into `words`, int32 of at least [ceil(size / 32)], overwritten whole.
 

@@ -6,8 +6,9 @@ among the tokens that the schema's grammar allowed there, at temperature 1:
     exp(sum of log p(token | prompt, answer so far, allowed tokens) over the tokens of the value).
 
 So it is of the decoding under the grammar, not of the model left to itself: where the grammar leaves one choice it is
-1. A text can be split into tokens in several ways, and only the one that was written counts, so it is a lower bound for
-the text. Long values have small ones: they are to be compared within a property.
+1. Tokens that come to the same text count together (`GrammarState.same_text`): with `true` and `false`, `f` is as good
+as `false`. In free text a text can still be split in several ways, of which the written one counts: there it is a lower
+bound. Long values have small ones: they are to be compared within a property.
 """
 
 from __future__ import annotations
