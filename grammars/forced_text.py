@@ -14,8 +14,9 @@ MOST_CHOICES = 64
 """A state that allows more tokens than this is inside free text, where nothing is forced; it is not looked at."""
 
 MOST_BYTES = 256
-MOST_COMPARED_CHOICES = 1024
-"""Where more tokens are allowed, it is not asked which of them come to the same text: few do in free text."""
+MOST_COMPARED_CHOICES, FREE_TEXT_BYTES = 1024, 64
+"""Where more tokens, or as many single bytes are allowed, it is not asked which tokens come to the same text: in free
+text few do."""
 
 
 class ForcedText:
@@ -25,6 +26,7 @@ class ForcedText:
         self._index = index
         self._vocabulary = vocabulary
         self._tokens: dict[int, list[int]] = {}
+        self._byte_tokens = [vocabulary.single_bytes[byte] for byte in sorted(vocabulary.single_bytes, key=_letters)]
         self._texts: dict[int, bytes] = {}
         self._same: dict[int, dict[int, list[int]]] = {}
 
@@ -41,6 +43,8 @@ class ForcedText:
         return self._same[state]
 
     def _find_same(self, state: int) -> dict[int, list[int]]:
+        if self._allows_bytes(state, FREE_TEXT_BYTES):
+            return {}
         allowed = self._index.get_allowed_tokens(state) or []
         if len(allowed) > MOST_COMPARED_CHOICES:
             return {}
@@ -60,7 +64,7 @@ class ForcedText:
     def _find_text(self, state: int) -> bytes:
         text = b""
         following: int | None = state
-        while following is not None and len(text) < MOST_BYTES:
+        while following is not None and len(text) < MOST_BYTES and not self._allows_bytes(following, 2):
             allowed = self._index.get_allowed_tokens(following)
             if allowed is None or len(allowed) > MOST_CHOICES:
                 break
@@ -74,3 +78,17 @@ class ForcedText:
             text += byte
             following = self._index.get_next_state(following, self._vocabulary.usable[byte][0])
         return text
+
+    def _allows_bytes(self, state: int, count: int) -> bool:
+        """Whether `count` single bytes are allowed. In free text that is soon seen; listing its tokens takes long."""
+        seen = 0
+        for token in self._byte_tokens:
+            seen += self._index.get_next_state(state, token) is not None
+            if seen == count:
+                return True
+        return False
+
+
+def _letters(byte: int) -> tuple[bool, int]:
+    """Letters first, which free text allows."""
+    return not chr(byte).isascii() or not chr(byte).isalpha(), byte
