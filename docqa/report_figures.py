@@ -114,6 +114,7 @@ def rows_of(connection: duckdb.DuckDBPyConnection) -> Rows:
 _NOT_MEASURED: dict[str, Any] = {
     "segments": [],
     "repeated": [],
+    "computed_in_earlier_runs": None,
     "saved": None,
     "saved_flops_by_document": {},
     "time_parts": None,

@@ -62,6 +62,7 @@ def reuse_figures(rows: Any, run_id: str, statistics: Mapping[str, Any] | None) 
             for cause, meaning in CAUSES.items()
         ],
         "saved": None if statistics is None or savings is None else _saved(statistics, savings, by_segment, reused),
+        "computed_in_earlier_runs": earlier_tokens(rows, run_id),
         "saved_flops_by_document": dict(by_document),
     }  # fmt: skip
 
@@ -76,6 +77,27 @@ def run_saved_seconds(rows: Any, run_id: str, statistics: Mapping[str, Any] | No
         run_id,
     )
     return savings.seconds(sum(group["rows"] * savings.flops(0, group["cached_tokens"]) for group in groups))
+
+
+def earlier_tokens(rows: Any, run_id: str) -> dict[str, int]:
+    """Of the least possible: prompt tokens up to the end of a document that an earlier run had computed too.
+
+    Keys and values are not kept between runs, so a run that goes on after a restart, and a night with new questions
+    about known documents, computes them again. Earlier runs count that had the same model and the same prompt texts.
+    """
+    [found] = rows(
+        "SELECT CAST(coalesce(sum(tokens), 0) AS BIGINT) AS tokens, count(DISTINCT document_hash) AS documents FROM ("
+        "SELECT document_hash, CAST(prompt_segments->>'instructions' AS BIGINT) "
+        "+ CAST(prompt_segments->>'document' AS BIGINT) - (prompt_tokens - minimum_tokens) AS tokens "
+        "FROM answers WHERE run_id = $1 AND prompt_segments IS NOT NULL) WHERE tokens > 0 AND document_hash IN ("
+        "SELECT document_hash FROM answers WHERE answers.prompt_tokens IS NOT NULL AND run_id IN ("
+        "SELECT earlier.run_id FROM runs earlier, runs this WHERE this.run_id = $1 "
+        "AND earlier.started_at < this.started_at "
+        "AND earlier.model_fingerprint IS NOT DISTINCT FROM this.model_fingerprint "
+        "AND (earlier.config->'prompt') IS NOT DISTINCT FROM (this.config->'prompt')))",
+        run_id,
+    )
+    return {"tokens": found["tokens"], "documents": found["documents"]}
 
 
 def saved_seconds_of(row: Mapping[str, Any], savings: Savings | None) -> float | None:

@@ -94,6 +94,11 @@ def _print_segments(report: dict[str, Any], console: Console) -> None:
 
 
 def _print_repeated(report: dict[str, Any], console: Console) -> None:
+    earlier = report["computed_in_earlier_runs"]
+    if earlier is not None and earlier["tokens"]:
+        console.print(f"{earlier['tokens']:,} of the computed tokens had been computed in an earlier run too: "
+                      f"{earlier['documents']:,} documents, whose keys and values are not kept between runs",
+                      highlight=False, soft_wrap=True)  # fmt: skip
     repeated = [entry for entry in report["repeated"] if entry["tokens"]]
     if not repeated:
         if report["repeated"]:

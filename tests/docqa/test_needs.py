@@ -60,6 +60,15 @@ def test_case_78_figures_are_those_of_one_run(docqa, make_job, tmp_path):
         assert sum(document["cached_tokens"] for document in report["documents"]) == report["cached_tokens"] > 0
         assert report["saved"]["seconds"] > 0
     assert second["reused_share"] < 0.5 < first["reused_share"]  # of a document, only the common opening
+    # What the first run had computed of these documents and the second had to compute again: all but the questions.
+    segments = {segment["segment"]: segment for segment in second["segments"]}
+    known = segments["instructions"]["computed_tokens"] + segments["document"]["computed_tokens"]
+    assert second["computed_in_earlier_runs"] == {"tokens": known, "documents": 3}
+    assert first["computed_in_earlier_runs"] == {"tokens": 0, "documents": 0}
+    assert (
+        f"{known:,} of the computed tokens had been computed in an earlier run"
+        in docqa("report", database, "--run", second["run_id"])[1]
+    )
     assert (third["prompt_tokens"], third["reused_share"], third["documents"]) == (0, None, [])
     assert "12 answered before" not in docqa("report", database, "--run", first["run_id"])[1]
     assert docqa("report", database, "--check")[0] == 0

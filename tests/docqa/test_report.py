@@ -312,6 +312,7 @@ def test_reuse_is_told_by_segment_cause_and_what_it_saved(two_nights):
     assert sum(report["time_parts"].values()) == pytest.approx(report["seconds"])
     assert report["time_parts"]["prompt_seconds"] == pytest.approx(0.6 * 0.99 * report["seconds"])
     assert report["kv_memory"]["kv_bytes_at_peak"] == statistics["kv_pages_at_peak"] * 16 * 23_040
+    assert report["kv_memory"]["kv_bytes_smallest"] == 91 * 16 * 23_040
 
 
 def test_text_tells_reuse_causes_savings_and_memory(docqa, two_nights):
