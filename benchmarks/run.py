@@ -2,6 +2,7 @@
 
 Prints rows and tokens per second, computed against least tokens, latencies, how full steps were, pages at peak, and
 how much of the machine's measured matrix-product rate was reached. Everything is measured in this one process.
+Processor seconds are of all its threads: they hardly move when the machine has other work, which seconds do.
 """
 
 from __future__ import annotations
@@ -128,24 +129,30 @@ def measure(
         for i in order
     ]
     before = replace(engine.statistics)
-    started = time.perf_counter()
+    started, processor_started = time.perf_counter(), time.process_time()
     completions = engine.submit(requests)
     first_token_seconds = None
     prompt_seconds, prompt_flops = 0.0, 0
+    decode_processor_seconds = 0.0
     while engine.has_work:
+        decode_seconds, step_started = engine.statistics.decode_seconds, time.process_time()
         completions += engine.step()
         if engine.last_step is not None:
             prompt_seconds += engine.last_step.prompt_seconds
             prompt_flops += engine.last_step.prompt_flops
+        if engine.statistics.decode_seconds > decode_seconds:
+            decode_processor_seconds += time.process_time() - step_started
         if first_token_seconds is None and completions:
             first_token_seconds = time.perf_counter() - started
     seconds = time.perf_counter() - started
+    processor_seconds = time.process_time() - processor_started
     engine.check()
     figures = _figures(engine, prepared, completions, seconds, first_token_seconds, before)
     # As docqa report derives it; with --compare --without reuse it stands beside what computing everything took.
     saved_flops = sum(engine.work.flops(0, completion.cached_tokens) for completion in completions)
     figures["prompt_seconds"] = prompt_seconds
     figures["saved_seconds"] = prompt_seconds * saved_flops / prompt_flops if prompt_flops else 0.0
+    figures |= {"processor_seconds": processor_seconds, "decode_processor_seconds": decode_processor_seconds}
     return figures, {completion.request_id: completion.output_tokens for completion in completions}
 
 
@@ -240,13 +247,15 @@ def table(result: dict[str, Any]) -> str:
     without = f" without {', '.join(result['without'])}" if result["without"] else ""
     accepted = result["accepted_tokens"] / result["drafted_tokens"] if result["drafted_tokens"] else 0.0
     return (
-        f"{result['workload']}{without}, {result['cache']}, {result['dtype']}: {result['seconds']:.1f} s, "
-        f"{result['rows']} rows ({result['valid']} valid), {result['rows_per_second']:.2f} rows/s\n"
+        f"{result['workload']}{without}, {result['cache']}, {result['dtype']}: {result['seconds']:.1f} s "
+        f"({result['processor_seconds']:.1f} s of processors), {result['rows']} rows ({result['valid']} valid), "
+        f"{result['rows_per_second']:.2f} rows/s\n"
         f"  prompt {result['prompt_tokens']:,} tokens ({result['prompt_tokens_per_second']:,.0f}/s), computed "
         f"{result['computed_tokens']:,} / least {result['minimum_tokens']:,} = "
         f"{result['computed_tokens'] / result['minimum_tokens']:.3f}; output {result['output_tokens']:,} tokens\n"
         f"  steps {result['steps']} of {result['rows_per_step']:.0f} rows; prefill {result['prefill_seconds']:.1f} s, "
-        f"decode {result['decode_seconds']:.1f} s; drafts {result['drafted_tokens']:,}, {accepted:.0%} right\n"
+        f"decode {result['decode_seconds']:.1f} s ({result['decode_processor_seconds']:.1f} of processors); "
+        f"drafts {result['drafted_tokens']:,}, {accepted:.0%} right\n"
         f"  computing prompts {result['prompt_seconds']:.1f} s, and by reuse saved {result['saved_seconds']:.1f} s: "
         f"{result['prompt_seconds'] + result['saved_seconds']:.1f} s without it\n"
         f"  first token p50/p95 {result['ttft_seconds_p50']:.2f}/{result['ttft_seconds_p95']:.2f} s, answer "
