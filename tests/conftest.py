@@ -2,11 +2,16 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Triton decides when it is first imported; its kernels then run on the CPU, in its interpreter.
 os.environ["TRITON_INTERPRET"] = "1"
 
 import engine  # noqa: F401  # before torch, for what it sets
+
+# No test may fail because the machine is busy.
+settings.register_profile("docqa", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("docqa")
 
 pytest_plugins = ["tests.job_fixtures"]
 

@@ -169,7 +169,7 @@ def test_status_and_queries_while_a_run_goes_on(docqa, make_job, tmp_path, monke
     real_step, seen, counts = Engine.step, [], []
 
     def step(engine):
-        if len(seen) % 15 == 0:
+        if len(seen) % 5 == 0:
             seen.append(json.loads(docqa("status", database, "--json")[1]))
             with duckdb.connect(str(database), read_only=True) as connection:
                 counts.append(connection.execute("SELECT count(*) FROM latest_answers").fetchone()[0])
@@ -189,8 +189,8 @@ def test_status_and_queries_while_a_run_goes_on(docqa, make_job, tmp_path, monke
     shares = [progress["share_done"] for progress in later]
     assert 0 < shares[0] < shares[-1] < 1
     assert all(progress["line"].startswith(f"{int(100 * progress['share_done'])}% of tokens") for progress in later)
-    # All rows run at the same time, so none has ended when much of the work is done already.
-    assert any(progress["rows_done"] == 0 and progress["share_done"] > 0.3 for progress in later)
+    # Work is told of before the first row has ended.
+    assert any(progress["rows_done"] == 0 and progress["share_done"] > 0.1 for progress in later)
     done = [progress["tokens_done"] for progress in later]
     assert done == sorted(done)
     assert counts == sorted(counts)
