@@ -11,7 +11,7 @@ import duckdb
 
 from docqa.report_changes import changes_since
 from docqa.report_levels import RowTokens, reuse_by_level
-from docqa.report_reuse import reuse_figures, run_saved_seconds
+from docqa.report_reuse import reuse_figures, run_saved_seconds, saved_seconds
 from docqa.report_time import time_figures
 from jobs.errors import OutputError
 from jobs.store import AnswerStore, RunRecord
@@ -50,7 +50,7 @@ def report_of(store: AnswerStore, run_id: str | None) -> dict[str, Any]:
             "latency_curve": _latency_curve(connection, run),
             "slowest_rows": _slowest_rows(rows, run),
             "timeline": _timeline(rows, run),
-            **_reuse(rows, run),
+            **_reuse(rows, run, has_calls=store.version >= STATISTICS_VERSION),
             **(_measured(rows, run) if store.version >= STATISTICS_VERSION else _NOT_MEASURED),
             "quotes": _quotes(rows, run) if store.version >= QUOTES_VERSION else None,
             "cut": _cut(rows, run) if store.version >= CUT_DOCUMENTS_VERSION else None,
@@ -62,7 +62,7 @@ def report_of(store: AnswerStore, run_id: str | None) -> dict[str, Any]:
             ),
             "changes": changes_since(connection, run.run_id),
         }
-    _add_saved_seconds(found)
+    _add_saved_seconds(found, statistics_of(run))
     previous = _previous_run(store, run)
     return (
         _figures_with_savings(store, run)
@@ -130,15 +130,12 @@ def _measured(rows: Rows, run: RunRecord) -> dict[str, Any]:
     return reuse_figures(rows, run.run_id, statistics) | time_figures(rows, values)
 
 
-def _add_saved_seconds(found: dict[str, Any]) -> None:
+def _add_saved_seconds(found: dict[str, Any], statistics: dict[str, Any] | None) -> None:
     """Give each document what its reuse saved."""
     by_document = found.pop("saved_flops_by_document")
     for document in found["documents"]:
-        flops = by_document.get(document["document_hash"])
-        document["saved_flops"] = flops
-        document["saved_seconds"] = None
-        if flops is not None and found["saved"]["prompt_flops"]:
-            document["saved_seconds"] = flops * found["saved"]["prompt_seconds"] / found["saved"]["prompt_flops"]
+        document["saved_flops"] = by_document.get(document["document_hash"])
+        document["saved_seconds"] = saved_seconds(document["saved_flops"], statistics)
 
 
 def _quotes(rows: Rows, run: RunRecord) -> dict[str, int] | None:
@@ -212,7 +209,7 @@ def _timeline(rows: Rows, run: RunRecord) -> dict[str, Any]:
     }
 
 
-def _reuse(rows: Rows, run: RunRecord) -> dict[str, Any]:
+def _reuse(rows: Rows, run: RunRecord, *, has_calls: bool) -> dict[str, Any]:
     """Reuse by document, the most prompt tokens first, and by level of the prefix tree.
 
     A document's `seconds` run from the start of its first row to the end of its last; documents overlap in time.
@@ -228,10 +225,17 @@ def _reuse(rows: Rows, run: RunRecord) -> dict[str, Any]:
         "WHERE run_id = $1 ORDER BY prompt_tokens DESC, document_hash",
         run.run_id,
     )
+    once, several = "WHERE run_id = $1 AND prompt_tokens IS NOT NULL", ""
+    if has_calls:  # of a row that was asked several times, each call went through its prompt
+        once += " AND (doc_id, question_id) NOT IN (SELECT (doc_id, question_id) FROM calls WHERE run_id = $1)"
+        several = (
+            "UNION ALL SELECT coalesce(schema_name, ''), coalesce(document_hash, ''), calls.prompt_tokens, "
+            "calls.cached_tokens, calls.minimum_tokens FROM calls JOIN answers USING (run_id, doc_id, question_id) "
+            "WHERE run_id = $1"
+        )
     reached = rows(
         "SELECT coalesce(schema_name, '') AS schema_name, coalesce(document_hash, '') AS document_hash, prompt_tokens, "
-        "coalesce(cached_tokens, 0) AS cached_tokens, minimum_tokens FROM answers "
-        "WHERE run_id = ? AND prompt_tokens IS NOT NULL",
+        f"coalesce(cached_tokens, 0) AS cached_tokens, minimum_tokens FROM answers {once} {several}",
         run.run_id,
     )
     levels, by_document = reuse_by_level([RowTokens(**row) for row in reached])

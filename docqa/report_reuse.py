@@ -8,32 +8,25 @@ before it, which grows along the prompt (engine/forward_work.py). KV bytes saved
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.forward_work import ForwardWork
 from jobs.repeated_tokens import CAUSES, WITHIN_COMPUTED
 from jobs.store_check_reuse import repeated_sql
 
 TOKEN_COUNTS = ("prompt_tokens", "minimum_tokens", "computed_tokens", "cached_tokens")
 
 
-class Savings:
-    """Seconds that reused tokens would have cost in one run; None where the run measured no prompt tokens."""
+SAVED_FLOPS = "list_sum([CAST(part AS BIGINT) FOR part IN json_extract_string(prompt_segments, '$.*.saved_flops')])"
+"""SQL over `answers`: the arithmetic of what a row reused."""
 
-    def __init__(self, statistics: Mapping[str, Any]) -> None:
-        flops = statistics["prompt_flops"]
-        self._seconds_per_flop = statistics["prompt_seconds"] / flops if flops else None
-        key_flops = {int(window): cost for window, cost in statistics["work"]["key_flops"].items()}
-        # Rows of a document reuse the same positions, so few spans are asked for.
-        self.flops = cache(ForwardWork(statistics["work"]["token_flops"], key_flops).flops)
 
-    def seconds(self, flops: int) -> float | None:
-        """How long so much prompt arithmetic took in this run."""
-        return None if self._seconds_per_flop is None else flops * self._seconds_per_flop
+def saved_seconds(flops: int | None, statistics: Mapping[str, Any] | None) -> float | None:
+    """How long so much prompt arithmetic took in a run; None where it measured none."""
+    if flops is None or statistics is None or not statistics["prompt_flops"]:
+        return None
+    seconds: float = flops * statistics["prompt_seconds"] / statistics["prompt_flops"]
+    return seconds
 
 
 def reuse_figures(rows: Any, run_id: str, statistics: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -41,19 +34,21 @@ def reuse_figures(rows: Any, run_id: str, statistics: Mapping[str, Any] | None) 
 
     `saved_flops` are whole numbers, so that those of segments and documents add up to the run's exactly.
     """
-    savings = Savings(statistics) if statistics is not None else None
     segments = rows("SELECT * EXCLUDE (run_id) FROM reuse_by_segment WHERE run_id = ?", run_id)
-    by_segment, by_document = _saved_flops(rows, run_id, savings)
     for segment in segments:
-        segment["saved_flops"] = by_segment.get(segment["segment"])
-        segment["saved_seconds"] = None if savings is None else savings.seconds(by_segment[segment["segment"]])
+        segment["saved_flops"] = int(segment["saved_flops"])
+        segment["saved_seconds"] = saved_seconds(segment["saved_flops"], statistics)
     repeated = rows(
         "SELECT " + ", ".join(f"CAST(sum({repeated_sql([cause])}) AS BIGINT) AS {cause}, "
                               f"count_if(({repeated_sql([cause])}) > 0) AS {cause}_rows" for cause in CAUSES)
         + " FROM answers WHERE run_id = ?",
         run_id,
     )[0]  # fmt: skip
-    reused = sum(segment["cached_tokens"] for segment in segments)
+    by_document = rows(
+        f"SELECT document_hash, sum({SAVED_FLOPS}) AS saved_flops FROM answers "
+        "WHERE run_id = ? AND prompt_segments IS NOT NULL GROUP BY 1",
+        run_id,
+    )
     return {
         "segments": segments,
         "repeated": [
@@ -61,9 +56,9 @@ def reuse_figures(rows: Any, run_id: str, statistics: Mapping[str, Any] | None) 
              "within_computed": cause in WITHIN_COMPUTED, "meaning": meaning}
             for cause, meaning in CAUSES.items()
         ],
-        "saved": None if statistics is None or savings is None else _saved(statistics, savings, by_segment, reused),
+        "saved": None if statistics is None else _saved(statistics, segments),
         "computed_in_earlier_runs": earlier_tokens(rows, run_id),
-        "saved_flops_by_document": dict(by_document),
+        "saved_flops_by_document": {entry["document_hash"]: int(entry["saved_flops"]) for entry in by_document},
     }  # fmt: skip
 
 
@@ -71,12 +66,8 @@ def run_saved_seconds(rows: Any, run_id: str, statistics: Mapping[str, Any] | No
     """Seconds saved by what all rows of a run reused; None if unknown."""
     if statistics is None:
         return None
-    savings = Savings(statistics)
-    groups = rows(
-        "SELECT cached_tokens, count(*) AS rows FROM answers WHERE run_id = ? AND cached_tokens IS NOT NULL GROUP BY 1",
-        run_id,
-    )
-    return savings.seconds(sum(group["rows"] * savings.flops(0, group["cached_tokens"]) for group in groups))
+    [found] = rows(f"SELECT sum({SAVED_FLOPS}) AS flops FROM answers WHERE run_id = ?", run_id)
+    return saved_seconds(int(found["flops"] or 0), statistics)
 
 
 def earlier_tokens(rows: Any, run_id: str) -> dict[str, int]:
@@ -87,8 +78,8 @@ def earlier_tokens(rows: Any, run_id: str) -> dict[str, int]:
     """
     [found] = rows(
         "SELECT CAST(coalesce(sum(tokens), 0) AS BIGINT) AS tokens, count(DISTINCT document_hash) AS documents FROM ("
-        "SELECT document_hash, CAST(prompt_segments->>'instructions' AS BIGINT) "
-        "+ CAST(prompt_segments->>'document' AS BIGINT) - (prompt_tokens - minimum_tokens) AS tokens "
+        "SELECT document_hash, CAST(prompt_segments->'instructions'->>'minimum_tokens' AS BIGINT) "
+        "+ CAST(prompt_segments->'document'->>'minimum_tokens' AS BIGINT) AS tokens "
         "FROM answers WHERE run_id = $1 AND prompt_segments IS NOT NULL) WHERE tokens > 0 AND document_hash IN ("
         "SELECT document_hash FROM answers WHERE answers.prompt_tokens IS NOT NULL AND run_id IN ("
         "SELECT earlier.run_id FROM runs earlier, runs this WHERE this.run_id = $1 "
@@ -100,46 +91,18 @@ def earlier_tokens(rows: Any, run_id: str) -> dict[str, int]:
     return {"tokens": found["tokens"], "documents": found["documents"]}
 
 
-def saved_seconds_of(row: Mapping[str, Any], savings: Savings | None) -> float | None:
-    """Seconds saved by what one row reused."""
-    if savings is None or row["cached_tokens"] is None:
-        return None
-    return savings.seconds(savings.flops(0, row["cached_tokens"]))
-
-
-def _saved_flops(rows: Any, run_id: str, savings: Savings | None) -> tuple[Counter[str], Counter[str | None]]:
-    """The arithmetic of what was reused, by segment and by document hash."""
-    by_segment: Counter[str] = Counter()
-    by_document: Counter[str | None] = Counter()
-    if savings is None:
-        return by_segment, by_document
-    groups = rows(
-        "SELECT document_hash, prompt_segments, cached_tokens, count(*) AS rows FROM answers "
-        "WHERE run_id = ? AND prompt_segments IS NOT NULL GROUP BY ALL",
-        run_id,
-    )
-    for group in groups:
-        start = 0
-        for name, tokens in json.loads(group["prompt_segments"]).items():
-            reused = min(max(group["cached_tokens"] - start, 0), tokens)
-            by_segment[name] += group["rows"] * savings.flops(start, reused)
-            start += tokens
-        by_document[group["document_hash"]] += group["rows"] * savings.flops(0, group["cached_tokens"])
-    return by_segment, by_document
-
-
-def _saved(statistics: Mapping[str, Any], savings: Savings, by_segment: Counter[str], reused: int) -> dict[str, Any]:
-    flops = sum(by_segment.values())
+def _saved(statistics: Mapping[str, Any], segments: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    flops = sum(segment["saved_flops"] for segment in segments)
     computed = statistics["prompt_tokens"]
     kv_bytes_per_token = statistics["kv_page_bytes"] // statistics["kv_page_tokens"]
     return {
         "flops": flops,
-        "seconds": savings.seconds(flops),
+        "seconds": saved_seconds(flops, statistics),
         "prompt_seconds": statistics["prompt_seconds"],
         "prompt_tokens": computed,
         "prompt_flops": statistics["prompt_flops"],
         "seconds_per_computed_token": statistics["prompt_seconds"] / computed if computed else None,
-        "kv_bytes": reused * kv_bytes_per_token,
+        "kv_bytes": sum(segment["cached_tokens"] for segment in segments) * kv_bytes_per_token,
         "kv_bytes_per_token": kv_bytes_per_token,
         "copied_tokens": statistics["copied_tokens"],
     }

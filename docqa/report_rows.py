@@ -7,7 +7,7 @@ from typing import Any
 
 from docqa.report_changes import CHANGES, changed_rows
 from docqa.report_figures import rows_of
-from docqa.report_reuse import Savings, saved_seconds_of
+from docqa.report_reuse import saved_seconds
 from jobs.store import AnswerStore
 from jobs.store_schema import CONFIDENCE_VERSION, QUOTES_VERSION, STATISTICS_VERSION
 
@@ -38,7 +38,6 @@ def page_data(store: AnswerStore, report: dict[str, Any], *, beside_documents: b
     added = {"quotes": QUOTES_VERSION, "confidence": CONFIDENCE_VERSION, "prompt_segments": STATISTICS_VERSION,
              "repeated_tokens": STATISTICS_VERSION}  # fmt: skip
     later = ", ".join(name if store.version >= version else f"NULL AS {name}" for name, version in added.items())
-    savings = Savings(report["statistics"]) if report["statistics"] is not None else None
     with store.reading() as connection:
         found = rows_of(connection)(
             "SELECT doc_id, question_id, question, schema_name, document_hash, status, answer, error, "
@@ -50,7 +49,7 @@ def page_data(store: AnswerStore, report: dict[str, Any], *, beside_documents: b
         changes = changed_rows(connection, report["run_id"])
     for row in found:
         row["change"], row["before"] = changes.get((row["doc_id"], row["question_id"]), ("first", None))
-        saved = saved_seconds_of(row, savings)
+        saved = saved_seconds(_flops_of(row["prompt_segments"]), report["statistics"])
         row["saved_seconds"] = None if saved is None else round(saved, 3)
     # What people look for first comes first, should the page not hold all.
     order = sorted(found, key=lambda row: (row["status"] == "ok", row["change"] != "changed"))
@@ -87,6 +86,11 @@ def page_data(store: AnswerStore, report: dict[str, Any], *, beside_documents: b
         "document_columns": [*DOCUMENT_COLUMNS, "doc_id"],
         "documents": documents,
     }
+
+
+def _flops_of(segments: str | None) -> int | None:
+    """The arithmetic that a row's segments saved."""
+    return None if segments is None else sum(part["saved_flops"] for part in json.loads(segments).values())
 
 
 def cut_text(value: Any, most_characters: int | None = None) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from engine.forward_work import ForwardWork
 from engine.request import Completion, FinishReason
 from jobs.confidence import answer_confidence
 from jobs.journal_records import RunEnding
@@ -17,6 +18,7 @@ from jobs.quote_answers import QuoteLocator
 from jobs.repeated_tokens import whole_row
 from jobs.row_calls import SAMPLE, Call, EndedPart, Outcome, chosen_call, summed
 from jobs.run_output import RunOutput
+from jobs.segment_figures import segment_figures
 from jobs.source import InputRow
 from jobs.split_rows import SplitEnd
 from jobs.store import AnswerRecord, DocumentRecord, RunRecord
@@ -34,6 +36,7 @@ class RunWriter:
         self._documents = prepared.data.documents
         self._document_tokens = prepared.plan.document_tokens
         self._max_tokens = prepared.job.sampling.max_tokens
+        self._work = ForwardWork.of(prepared.model.config)
         self._vocabulary = prepared.model.grammars.vocabulary
         self._quotes = QuoteLocator(prepared.data.documents)
         self._written_documents: set[str] = set()
@@ -107,7 +110,7 @@ class RunWriter:
         `first_draw` is what it was answered with before it was asked again, if it was.
         """
         completion, repeated = whole_row(completion, first_draw)
-        return self._add_row(planned, self._judged(planned, completion), completion, repeated)
+        return self._add_row(planned, self._judged(planned, completion), completion, [(planned, completion)], repeated)
 
     def add_calls(self, planned: PlannedRow, calls: Sequence[Call], rule: str) -> AnswerRecord:
         """A row that the model was asked several times, as it is filed: with the answer that a rule chooses.
@@ -126,7 +129,8 @@ class RunWriter:
         )
         whole = replace(summed(calls), finish_reason=calls[chosen or 0].completion.finish_reason)
         repeated = {str(cause): tokens for cause, tokens in whole.repeated_tokens.items()}
-        return self._add_row(planned, outcome, whole, repeated, records)
+        passes = [(planned, call.completion) for call in calls]
+        return self._add_row(planned, outcome, whole, passes, repeated, records)
 
     def ended_part(
         self, planned: PlannedRow, completion: Completion, first_draw: Completion | None, seed: int
@@ -157,7 +161,8 @@ class RunWriter:
         for part in asked:
             repeated.update(part.repeated)
         records = tuple(_part_record(part, end.fault is None and part is end.last) for part in end.parts)
-        return self._add_row(planned, outcome, whole, dict(repeated), records, [part.planned for part in asked])
+        passes = [(part.planned, part.call.completion) for part in asked]
+        return self._add_row(planned, outcome, whole, passes, dict(repeated), records)
 
     def _judged(self, planned: PlannedRow, completion: Completion) -> Outcome:
         """Whether an answer is valid, and what is in it."""
@@ -187,15 +192,13 @@ class RunWriter:
         planned: PlannedRow,
         outcome: Outcome,
         completion: Completion,
+        passes: Sequence[tuple[PlannedRow, Completion]],
         repeated: Mapping[str, int],
         calls: tuple[CallRecord, ...] = (),
-        prompts: Sequence[PlannedRow] = (),
     ) -> AnswerRecord:
-        """File a row that reached the model; `prompts` are those of its calls, if they are not all the same."""
+        """File a row that reached the model; `passes` are the prompts that it was asked with, and how each ended."""
         self.forced_tokens += completion.forced_tokens
-        segments: Counter[str] = Counter()
-        for prompt in prompts or [planned] * (len(calls) or 1):
-            segments.update(prompt.segments.segment_tokens())
+        segments = segment_figures(((asked.segments.segment_tokens(), ended) for asked, ended in passes), self._work)
         part = planned.part
         record = AnswerRecord(
             **self._row_columns(planned.row, planned.schema.name),
@@ -217,7 +220,7 @@ class RunWriter:
             document_tokens=part.document_tokens if part else planned.segments.document_tokens,
             used_document_tokens=part.document_tokens if part else planned.segments.used_document_tokens,
             confidence=outcome.confidence,
-            prompt_segments=json.dumps(dict(segments)),
+            prompt_segments=json.dumps(segments),
             repeated_tokens=json.dumps(repeated),
             calls=calls,
         )

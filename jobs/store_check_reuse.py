@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import duckdb
 
 from jobs.repeated_tokens import CAUSES, ON_TOP, WITHIN_COMPUTED
+from jobs.segment_figures import SEGMENT_COUNTS
 
 _CLOCK_ERROR_SECONDS = 0.01
 
@@ -31,19 +32,24 @@ def wrong_reuse(connection: duckdb.DuckDBPyConnection) -> list[str]:
 def _wrong_rows(connection: duckdb.DuckDBPyConnection) -> list[str]:
     """Segments add up to the prompt; what was computed is the minimum and what was evicted, to the token."""
     within = repeated_sql(WITHIN_COMPUTED)
+    sums = ", ".join(
+        f"list_sum([CAST(part AS BIGINT) FOR part IN json_extract_string(prompt_segments, '$.*.{name}')]) AS of_{name}"
+        for name in SEGMENT_COUNTS
+    )
     rows = connection.execute(
-        "SELECT run_id, doc_id, question_id, prompt_tokens, computed_tokens, minimum_tokens, "
-        "list_sum([CAST(tokens AS BIGINT) FOR tokens IN json_extract_string(prompt_segments, '$.*')]) AS segments, "
-        f"{within} AS within FROM answers WHERE prompt_tokens IS NOT NULL AND repeated_tokens IS NOT NULL "
-        "AND (segments IS DISTINCT FROM prompt_tokens OR computed_tokens - minimum_tokens IS DISTINCT FROM within "
+        f"SELECT run_id, doc_id, question_id, {', '.join(SEGMENT_COUNTS)}, computed_tokens, {sums}, {within} AS within "
+        "FROM answers WHERE prompt_tokens IS NOT NULL AND repeated_tokens IS NOT NULL "
+        f"AND ({' OR '.join(f'of_{name} IS DISTINCT FROM {name}' for name in SEGMENT_COUNTS)} "
+        "OR computed_tokens - minimum_tokens IS DISTINCT FROM within "
         "OR len([cause FOR cause IN json_keys(repeated_tokens) IF NOT list_contains($1, cause)]) > 0) ORDER BY ALL",
         [list(CAUSES)],
     ).fetchall()
     found = []
-    for run_id, doc_id, question_id, prompt, computed, minimum, segments, repeated in rows[:5]:
+    for run_id, doc_id, question_id, prompt, minimum, cached, computed, *segments, repeated in rows[:5]:
         found.append(
-            f"run {run_id}, row ({doc_id}, {question_id}): its segments sum up to {segments} tokens of {prompt}; "
-            f"{computed} computed are not {minimum} at least and {repeated} by a known cause"
+            f"run {run_id}, row ({doc_id}, {question_id}): its segments sum up to {segments} of {prompt} prompt, "
+            f"{minimum} least and {cached} cached tokens; {computed} computed are not the least and {repeated} by a "
+            "known cause"
         )
     if len(rows) > len(found):
         found.append(f"… and {len(rows) - len(found)} more like the last")

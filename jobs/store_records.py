@@ -115,16 +115,16 @@ class AnswerRecord:
     """A row of `answers`. The token counts are None together, for a row that never reached the model.
 
     `attempt` is numbered by the store; what is given here is not read. `answer` and `extra` are JSON texts.
-    `request_digest` is the identity of everything that can change the answer, the row's key included;
-    `request_parts` (JSON text) has short digests of its parts, None for an answer that an older docqa wrote;
-    `minimum_tokens` counts the prompt positions that this row is the first to need in the run's prefix tree;
-    `quotes` (JSON text) says where the answer's quotes stand in the document (see QuoteLocator.places), None where its
-    schema marks none; `document_tokens` are those of the whole document's part of the prompt, `used_document_tokens`
-    those that the prompt had: fewer where the document was cut to fit; `confidence` (JSON text) says how sure the
-    model was of a valid answer (see answer_confidence), None where nobody asked for it; `prompt_segments` (JSON text)
-    has the tokens of each segment of the prompt, in their order; `repeated_tokens` (JSON text) counts prompt tokens
-    that were computed more than once, by cause (see jobs/repeated_tokens.py). The last two are None for a row that
-    never reached the model and where an older docqa wrote it. `calls` are those of a row for which the model was asked
+    `request_digest` is the identity of everything that can change the answer, the row's key included; `request_parts`
+    (JSON text) has short digests of its parts, None for an answer that an older docqa wrote; `minimum_tokens` counts
+    the prompt positions that this row is the first to need in the run's prefix tree; `quotes` (JSON text) says where
+    the answer's quotes stand in the document (see QuoteLocator.places), None where its schema marks none;
+    `document_tokens` are those of the whole document's part of the prompt, `used_document_tokens` those that the prompt
+    had: fewer where the document was cut to fit; `confidence` (JSON text) says how sure the model was of a valid answer
+    (see answer_confidence), None where nobody asked for it; `prompt_segments` (JSON text) has the figures of each
+    segment of the prompt, in their order (see segment_figures); `repeated_tokens` (JSON text) counts prompt tokens that
+    were computed more than once, by cause (see jobs/repeated_tokens.py). The last two are None for a row that never
+    reached the model and where an older docqa wrote it. `calls` are those of a row for which the model was asked
     several times; their tokens add up to the row's.
     """
 

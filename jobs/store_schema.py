@@ -140,21 +140,19 @@ VIEWS = {
             CAST(coalesce(sum(computed_tokens), 0) AS BIGINT) AS computed_tokens,
             CAST(coalesce(sum(cached_tokens), 0) AS BIGINT) AS cached_tokens
         FROM answers WHERE document_hash IS NOT NULL GROUP BY run_id, document_hash""",
-    # Segments follow each other, what was reused is a prefix of the prompt, and what no other row had is its end; so
-    # of each segment that part counts which lies in it.
     "reuse_by_segment": """
         WITH placed AS (
-            SELECT run_id, unnest(names) AS segment, unnest(range(1, 1 + len(names))) AS place,
-                unnest(lengths) AS tokens, unnest(ends) AS stop, cached_tokens, prompt_tokens - minimum_tokens AS shared
-            FROM (SELECT *, [list_sum(lengths[:place]) FOR place IN range(1, 1 + len(lengths))] AS ends FROM (
-                SELECT *, json_keys(prompt_segments) AS names, [
-                    CAST(json_extract_string(prompt_segments, '$."' || name || '"') AS BIGINT)
-                    FOR name IN json_keys(prompt_segments)] AS lengths
-                FROM answers WHERE prompt_segments IS NOT NULL)))
-        SELECT run_id, segment, count(*) AS "rows", CAST(sum(tokens) AS BIGINT) AS prompt_tokens,
-            CAST(sum(tokens - greatest(0, least(tokens, shared - stop + tokens))) AS BIGINT) AS minimum_tokens,
-            CAST(sum(tokens - greatest(0, least(tokens, cached_tokens - stop + tokens))) AS BIGINT) AS computed_tokens,
-            CAST(sum(greatest(0, least(tokens, cached_tokens - stop + tokens))) AS BIGINT) AS cached_tokens
+            SELECT run_id, unnest(json_keys(prompt_segments)) AS segment,
+                unnest(range(len(json_keys(prompt_segments)))) AS place,
+                unnest(json_extract(prompt_segments, '$.*')) AS figures
+            FROM answers WHERE prompt_segments IS NOT NULL)
+        SELECT run_id, segment, count(*) AS "rows",
+            CAST(sum(CAST(figures->>'prompt_tokens' AS BIGINT)) AS BIGINT) AS prompt_tokens,
+            CAST(sum(CAST(figures->>'minimum_tokens' AS BIGINT)) AS BIGINT) AS minimum_tokens,
+            CAST(sum(CAST(figures->>'prompt_tokens' AS BIGINT) - CAST(figures->>'cached_tokens' AS BIGINT)) AS BIGINT)
+                AS computed_tokens,
+            CAST(sum(CAST(figures->>'cached_tokens' AS BIGINT)) AS BIGINT) AS cached_tokens,
+            sum(CAST(figures->>'saved_flops' AS BIGINT)) AS saved_flops
         FROM placed GROUP BY run_id, segment ORDER BY run_id, min(place), segment""",
 }
 

@@ -274,15 +274,12 @@ function quoteLine(pointer, place, source) {
     element("button", { type: "button", class: "place", onclick: () => source.show(place.start) }, said));
 }
 
-/** What of a row's prompt was reused, segment by segment: what is reused is its beginning. */
+/** What of a row's prompt was reused, segment by segment. */
 function reuseFacts(row) {
   if (row.prompt_segments === null || row.prompt_tokens === null) return [];
-  let start = 0;
-  const parts = Object.entries(parsed(row.prompt_segments) ?? {}).map(([name, tokens]) => {
-    const reused = Math.min(Math.max(row.cached_tokens - start, 0), tokens);
-    start += tokens;
-    return `${count(reused)} of ${count(tokens)} of its ${name}`;
-  });
+  const parts = Object.entries(parsed(row.prompt_segments) ?? {}).map(
+    ([name, part]) => `${count(part.cached_tokens)} of ${count(part.prompt_tokens)} of its ${name}`,
+  );
   const facts = [`reused ${parts.join(", ")}`, `${count(computed(row))} computed, ${count(row.minimum_tokens)} at least`];
   for (const [cause, tokens] of Object.entries(parsed(row.repeated_tokens) ?? {})) {
     facts.push(`${count(tokens)} computed again: ${words(cause)}`);

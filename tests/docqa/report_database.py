@@ -8,7 +8,9 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from engine.forward_work import ForwardWork
+from engine.request import Completion, FinishReason
 from jobs.journal_records import RunEnding
+from jobs.segment_figures import segment_figures
 from jobs.source_rows import text_hash
 from jobs.store import AnswerRecord, AnswerStore, DocumentRecord, RunRecord
 
@@ -69,9 +71,6 @@ def write_run(path, run_id, *, documents=4, questions=5, failing=0.0, changing=0
                 computed_tokens=prompt - shared, minimum_tokens=prompt - shared, output_tokens=20 + q % 7,
                 ttft_seconds=ttft, latency_seconds=ttft + 0.2 + draw.expovariate(1),
                 answered_at=start + timedelta(seconds=8 + number * 0.05), repeated_tokens="{}",
-                prompt_segments=json.dumps(
-                    {"instructions": OPENING_TOKENS, "document": tokens, "question": 5 + q % 16}
-                ),
                 quotes=json.dumps({"/quote": quote_place(d, number)}),
                 confidence='{"verdict": 0.875, "quote": null, "page": 1.0}',
             )  # fmt: skip
@@ -84,9 +83,14 @@ def write_run(path, run_id, *, documents=4, questions=5, failing=0.0, changing=0
                                  finish_reason="length", quotes=None)  # fmt: skip
                 if status == "too_long":
                     nothing = ("prompt_tokens", "cached_tokens", "computed_tokens", "minimum_tokens", "output_tokens",
-                               "ttft_seconds", "latency_seconds", "raw_text", "finish_reason", "prompt_segments",
+                               "ttft_seconds", "latency_seconds", "raw_text", "finish_reason",
                                "repeated_tokens")  # fmt: skip
                     record = replace(record, **dict.fromkeys(nothing))
+            if record.prompt_tokens is not None:
+                parts = {"instructions": OPENING_TOKENS, "document": tokens, "question": 5 + q % 16}
+                ended = Completion(0, FinishReason.STOP, [], prompt, record.cached_tokens, record.computed_tokens,
+                                   repeated_tokens=json.loads(record.repeated_tokens))  # fmt: skip
+                record = replace(record, prompt_segments=json.dumps(segment_figures([(parts, ended)], WORK)))
             records.append(record)
     store.write_answers(records, known)
     seconds = 8 + total * 0.05

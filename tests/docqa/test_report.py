@@ -284,7 +284,8 @@ def test_reuse_is_told_by_segment_cause_and_what_it_saved(two_nights):
     saved = Counter()
     for row in rows:
         start = 0
-        for name, tokens in json.loads(row["prompt_segments"]).items():
+        for name, part in json.loads(row["prompt_segments"]).items():
+            tokens = part["prompt_tokens"]
             for place in range(start, start + tokens):
                 reused = place < row["cached_tokens"]
                 expected[name]["prompt_tokens"] += 1
@@ -388,6 +389,23 @@ def test_a_real_run_agrees(docqa, make_job, tmp_path):
     assert 0 < report["timeline"]["first_answer_seconds"] <= report["timeline"]["seconds"]
     assert report["saved"]["seconds"] > report["time_parts"]["prompt_seconds"] > 0
     assert all(entry["tokens"] == 0 for entry in report["repeated"])
+
+
+def test_rows_that_are_asked_several_times_agree(docqa, make_job, tmp_path):
+    """Each call goes through the whole prompt: of a segment, all but the first reuse everything."""
+    path = make_job(sample_rows(2, 3), sampling={"samples": 3, "temperature": 1.0, "max_tokens": 60},
+                    run={"max_failures": "100%"})  # fmt: skip
+    assert docqa("run", path, "--quiet")[0] in (0, 1)
+    database = tmp_path / "answers.duckdb"
+    report = json.loads(docqa("report", database, "--json")[1])
+    assert report["computed_tokens"] == report["minimum_tokens"] == report["statistics"]["prompt_tokens"]
+    instructions, document, _ = report["segments"]
+    assert instructions["prompt_tokens"] == 18 * instructions["computed_tokens"]
+    assert document["minimum_tokens"] < document["prompt_tokens"] / 8
+    levels = {level["level"]: level for level in report["levels"]}
+    assert levels["all"]["prompt_tokens"] == 18 * levels["all"]["computed_tokens"] > 0
+    assert levels["row"]["cached_tokens"] > levels["row"]["computed_tokens"]  # the second and third call of each row
+    assert docqa("report", database, "--check")[0] == 0
 
 
 def test_a_user_s_mistakes_are_one_sentence(docqa, two_nights, tmp_path):

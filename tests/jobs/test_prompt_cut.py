@@ -55,7 +55,7 @@ def test_a_long_document_is_cut_to_fit_and_what_was_used_is_recorded(make_job):
     # Each longer question leaves so much less for the document.
     assert [found[0][3] - row[3] for row in found[:4]] == [len(" Please.") * number for number in range(4)]
     assert all(used == document for _, _, document, used in found[4:])
-    difference = "CAST(prompt_segments->>'document' AS BIGINT) - used_document_tokens"
+    difference = "CAST(prompt_segments->'document'->>'prompt_tokens' AS BIGINT) - used_document_tokens"
     assert query(outcome.database, f"SELECT DISTINCT {difference} FROM answers") == [(0,)]
     # The beginnings of one document are one path of the prefix tree, so every position is computed once.
     assert record.computed_tokens == record.minimum_tokens

@@ -84,7 +84,8 @@ def test_segments_add_up_to_the_prompts(database):
     expected = {}
     for segments, prompt, cached, minimum in rows:
         start = 0
-        for name, tokens in json.loads(segments).items():
+        for name, part in json.loads(segments).items():
+            tokens = part["prompt_tokens"]
             sums = expected.setdefault(name, [0, 0, 0, 0, 0])
             places = range(start, start + tokens)
             reused = sum(place < cached for place in places)
@@ -93,7 +94,7 @@ def test_segments_add_up_to_the_prompts(database):
                 sums[column] += value
             start += tokens
         assert start == prompt
-    found = query(path, "SELECT * EXCLUDE run_id FROM reuse_by_segment")
+    found = query(path, "SELECT * EXCLUDE (run_id, saved_flops) FROM reuse_by_segment")
     assert [name for name, *_ in found] == ["instructions", "document", "question"]
     assert {name: sums for name, *sums in found} == expected
     assert sum(sums[4] for sums in expected.values()) == record.cached_tokens > 0
@@ -141,7 +142,11 @@ def test_a_row_that_never_ran_gives_its_minimum_to_the_next(make_job, tmp_path):
         ("UPDATE answers SET repeated_tokens = '{\"evicted\":3}' WHERE question_id = 'q1'", "by a known cause"),
         ("UPDATE answers SET repeated_tokens = '{\"moon\":0}' WHERE question_id = 'q1'", "by a known cause"),
         ("UPDATE answers SET repeated_tokens = '{\"asked_again\":3}' WHERE question_id = 'q1'", "rows' computed"),
-        ("UPDATE answers SET prompt_segments = '{\"document\":3}' WHERE question_id = 'q2'", "segments sum up to 3"),
+        (
+            'UPDATE answers SET prompt_segments = \'{"document":{"prompt_tokens":3,"minimum_tokens":0,'
+            '"cached_tokens":0,"saved_flops":0}}\' WHERE question_id = \'q2\'',
+            "segments sum up to [3, 0, 0]",
+        ),
         ("UPDATE run_steps SET output_tokens = output_tokens + 1", "the steps' output_tokens are"),
         ("UPDATE run_steps SET mask_seconds = mask_seconds + 9", "parts of a step's seconds"),
         ("UPDATE run_steps SET seconds = seconds + 999", "its steps took"),
