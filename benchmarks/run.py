@@ -72,7 +72,8 @@ def main() -> None:
         if arguments.warm:
             settings = replace(settings, keep_unneeded=True)
         if arguments.pool:
-            settings = replace(settings, kv_pages=max(1, round(settings.kv_pages * arguments.pool)))
+            pages = max(round(settings.kv_pages * arguments.pool), _pages_of_longest_row(prepared, settings.page_size))
+            settings = replace(settings, kv_pages=pages)
         engine = make_engine_of(decoder, model, settings, dtype, "cpu")
         for temperature in ("cold", "warm")[: 1 + arguments.warm]:
             result, answers = measure(
@@ -85,6 +86,12 @@ def main() -> None:
             result["peak_gflops"] = peak / 1e9
             print(json.dumps(result) if arguments.json else table(result), flush=True)
         del engine
+
+
+def _pages_of_longest_row(prepared: PreparedJob, page_size: int) -> int:
+    """KV pages that the longest row needs; with fewer it could never run."""
+    longest = max(len(planned.prompt) for planned in prepared.plan.rows)
+    return -(-(longest + prepared.job.sampling.max_tokens - 1) // page_size)
 
 
 def export(prepared: PreparedJob, path: Path) -> None:
@@ -275,7 +282,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--compare", action="store_true", help="run with everything, then without what --without names")
     parser.add_argument("--repeat", type=int, default=1, help="run the variants so many times, in turn")
     parser.add_argument("--export", metavar="FILE", help="write the prompts as text for other engines, and stop")
-    parser.add_argument("--pool", type=float, help="KV pages as a share of what the work could use")
+    parser.add_argument(
+        "--pool", type=float, help="KV pages as a share of what the work could use, or what the longest row needs"
+    )
     parser.add_argument("--warm", action="store_true", help="run again on the warm cache")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"])
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any job setting")
