@@ -24,7 +24,9 @@ def test_a_job_with_int8_runs_and_its_plan_has_the_real_bytes(docqa, make_job, t
     assert (plans["int8"]["kv_dtype"], plans["int8"]["kv_bytes_per_token"]) == ("int8", 2 * 2 * 2 * 12)
     assert plans["int8"]["smallest_kv_bytes"]["int8"] == plans["int8"]["smallest_kv_bytes"]["float32"] * 12 / 32
     status, out, _ = docqa("plan", job, "--set", "engine.kv_dtype=int8")
-    assert "96 bytes a token in int8: keys and values x 2 layers x 2 KV heads x (8 bytes and a scale of 4)" in " ".join(out.split())
+    assert "96 bytes a token in int8: keys and values x 2 layers x 2 KV heads x (8 bytes and a scale of 4)" in " ".join(
+        out.split()
+    )
     status, _, err = docqa("run", job, "--set", "engine.kv_dtype=int8", "--quiet")
     assert (status, err) == (0, "")
     with duckdb.connect(str(tmp_path / "answers.duckdb"), read_only=True) as connection:
