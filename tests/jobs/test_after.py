@@ -224,7 +224,7 @@ def test_a_row_is_asked_anew_when_an_answer_it_uses_has_changed_and_only_then(ma
 
 def test_the_plan_counts_what_waits(make_job):
     prepared = prepare(load_job(make_job(program_rows(2))))
-    plan, summary = prepared.plan, plan_summary(prepared)
+    plan, summary = prepared.plan, plan_summary(prepared, prepare_seconds=0.0)
     assert (len(plan.rows), len(plan.dependents), plan.total_rows) == (6, 4, 10)
     assert (summary["rows_to_run"], summary["rows_waiting"]) == (10, 4)
     assert summary["waiting_known_tokens"] == plan.dependent_known_tokens
