@@ -24,11 +24,12 @@ Fit = Callable[[InputRow, AnswerSchema, SegmentedPrompt, Document, Mapping[str, 
 
 @dataclass(frozen=True)
 class DependentPlanner:
-    """Makes prompts of questions and the answers they use. `max_tokens` is sampling.max_tokens."""
+    """Makes prompts of questions with the answers they use. `max_tokens` is sampling.max_tokens."""
 
     prompts: PromptBuilder
     fit: Fit
     max_tokens: int
+    context_length: int
     templates: QuestionTemplates = field(default_factory=QuestionTemplates)
 
     def check(self, row: InputRow) -> None:
@@ -98,7 +99,7 @@ class DependentPlanner:
             schema=schema,
             prefix=prefix,
             known_rest=known_rest,
-            reserve_tokens=reserve,
+            reserve_tokens=max(min(reserve, self.context_length - len(prefix)), 1),
             answers={name: fate.answer for name, fate in fates.items() if fate.answer is not None},
             missing={name for name, fate in fates.items() if fate.runs},
             stored={name: fate.stored for name, fate in fates.items() if fate.stored is not None},

@@ -100,7 +100,7 @@ class Planner:
     @cached_property
     def dependents(self) -> DependentPlanner:
         """Prepares the rows that come after others."""
-        return DependentPlanner(self.prompts, self.fitted, self.max_tokens)
+        return DependentPlanner(self.prompts, self.fitted, self.max_tokens, self.context_length)
 
     def _dependent_fate(self, row: InputRow, data: InputData, fates: Mapping[Key, RowFate], intake: Intake) -> RowFate:
         """File a row that comes after others, whose fates are known."""
