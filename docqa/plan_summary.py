@@ -92,7 +92,7 @@ def kv_dtype(prepared: PreparedJob) -> str:
 def _kv_memory(prepared: PreparedJob, dtype: str) -> dict[str, Any]:
     """Bytes count the null page in, as engine.kv_memory does."""
     plan, config, page_size = prepared.plan, prepared.model.config, prepared.job.engine.page_size
-    peak, smallest = expected_peak_pages(plan.rows, page_size), plan.pages_for_longest_row(page_size)
+    peak, smallest = expected_peak_pages(plan, page_size), plan.pages_for_longest_row(page_size)
     page_bytes = {name: kv_page_bytes(config, page_size, size) for name, size in BYTES_PER_VALUE.items()}
     per_token = page_bytes[dtype] // page_size
     head = f"{config.head_size} x {BYTES_PER_VALUE[dtype]} bytes"
@@ -142,7 +142,7 @@ def _time_estimate(prepared: PreparedJob, prepare_seconds: float) -> dict[str, A
     """The run's time and how it is made up, in seconds; None where no run on this machine says how fast it is."""
     job = prepared.job
     work = ForwardWork.of(prepared.model.config)
-    planned = PlannedWork.of(prepared.plan.rows, work, job.sampling.max_tokens)
+    planned = PlannedWork.of(prepared.plan, work, job.sampling.max_tokens)
     setting = speed_setting(job, prepared.model)
     found = time_estimate(planned, work, setting)
     if found is None:

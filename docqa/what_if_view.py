@@ -28,7 +28,13 @@ def what_if_summary(prepared: PreparedJob) -> dict[str, Any]:
         return {"refused": str(error)}
     dtype = kv_dtype(prepared)
     page_bytes = kv_page_bytes(prepared.model.config, page_size, BYTES_PER_VALUE[dtype])
-    return _values(found) | {"kv_dtype": dtype, "page_bytes": page_bytes}
+    values = _values(found) | {"kv_dtype": dtype, "page_bytes": page_bytes}
+    waiting = len(prepared.plan.dependents)
+    if waiting:
+        values["notes"].append(
+            f"{waiting:,} rows that wait for answers of others are left out: their prompts are not known"
+        )
+    return values
 
 
 def _values(found: WhatIf) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class RunProgress:
         self._max_tokens = prepared.job.sampling.max_tokens
         self._setting = speed_setting(prepared.job, prepared.model)
         work = ForwardWork.of(prepared.model.config)
-        self._planned = PlannedWork.of(plan.rows, work, self._max_tokens)
+        self._planned = PlannedWork.of(plan, work, self._max_tokens)
         estimate = time_estimate(self._planned, work, self._setting)
         self._meter = SpeedMeter(self._planned, work, None if estimate is None else estimate.output_tokens)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from engine.forward_work import ForwardWork
 from jobs.job_settings import Job
 from jobs.machine import machine_name
-from jobs.plan import PlannedRow
+from jobs.plan import Plan
 from jobs.run_speed import RunSpeed, SpeedSetting, run_speeds
 
 if TYPE_CHECKING:
@@ -42,15 +42,25 @@ class PlannedWork:
     most_output_tokens: int
 
     @classmethod
-    def of(cls, rows: Sequence[PlannedRow], work: ForwardWork, max_tokens: int) -> PlannedWork:
-        """The work of a plan's rows."""
-        asked = [row for row in rows if row.same_as is None]
+    def of(cls, plan: Plan, work: ForwardWork, max_tokens: int) -> PlannedWork:
+        """The work of a plan.
+
+        Of rows that wait for answers of others, and of what combines the answers of pieces, no more is known than how
+        long they may be: that counts, so the estimate of such a plan is on the long side.
+        """
+        asked = [row for row in plan.rows if row.same_as is None]
         flops = sum(work.flops(row.prompt_tokens - row.minimum_tokens, row.minimum_tokens) for row in asked)
-        mean = sum(row.prompt_tokens for row in asked) / max(len(asked), 1)
-        schemas = sorted({row.schema.text for row in rows})
+        flops += sum(
+            work.flops(len(dependent.prefix), max(dependent.reserve_tokens - max_tokens, len(dependent.known_rest)))
+            for dependent in plan.dependents
+        )
+        flops += plan.rows_split * work.flops(0, max(plan.combining_tokens - max_tokens, 0))
+        prompt_tokens = sum(row.prompt_tokens for row in asked) + plan.dependent_known_tokens
+        mean = prompt_tokens / max(len(asked) + len(plan.dependents), 1)
+        schemas = sorted({row.schema.text for row in plan.rows} | {row.schema.text for row in plan.dependents})
         answers = sha256("\n".join([str(max_tokens), *schemas]).encode()).hexdigest()[:16]
-        requests = sum(row.samples for row in asked)
-        return cls(answers, len(rows), requests, flops, mean, max_tokens)
+        requests = sum(row.samples for row in asked) + len(plan.dependents) + plan.rows_split
+        return cls(answers, plan.rows_to_run, requests, flops, mean, max_tokens)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,8 @@
 """The KV pages that are expected, against a count by hand and the pages that real runs hold."""
 
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 
 from engine.kv_memory import kv_page_bytes
@@ -10,6 +13,7 @@ from jobs.observe import StopRequest
 from jobs.prepare import prepare
 from jobs.run import run_job
 from tests.job_fixtures import sample_rows
+from tests.jobs.test_after import program_rows
 
 
 def held_pages(rows, page_size=16):
@@ -26,13 +30,37 @@ def held_pages(rows, page_size=16):
 
 @pytest.mark.parametrize("max_rows", [1, 3, 7, 64])
 def test_the_peak_is_that_of_the_neighbours_that_need_most(make_job, max_rows):
-    rows = prepare(load_job(make_job(sample_rows()), [])).plan.rows
+    plan = prepare(load_job(make_job(sample_rows()), [])).plan
+    rows = plan.rows
     by_hand = max(held_pages(rows[first : first + max_rows]) for first in range(len(rows)))
-    assert expected_peak_pages(rows, 16, max_rows=max_rows) == by_hand
+    assert expected_peak_pages(plan, 16, max_rows=max_rows) == by_hand
 
 
 def test_nothing_runs_and_nothing_is_held(make_job):
-    assert expected_peak_pages([], 16) == 0
+    plan = prepare(load_job(make_job(sample_rows()), [])).plan
+    assert expected_peak_pages(replace(plan, rows=[]), 16) == 0
+
+
+def test_a_row_that_is_asked_several_times_is_as_many_requests(make_job):
+    plan = prepare(load_job(make_job(sample_rows()), [])).plan
+    rows = [replace(row, samples=3) for row in plan.rows]
+    three_times = [row for row in rows for _ in range(3)]
+    # The page in which the prompt ends is written on by each answer, so the second and third have a copy of it.
+    by_hand = max(
+        held_pages(window) + sum(row is before and row.prompt_tokens % 16 > 0 for before, row in pairwise(window))
+        for window in (three_times[first : first + 7] for first in range(len(three_times)))
+    )
+    assert expected_peak_pages(replace(plan, rows=rows), 16, max_rows=7) == by_hand
+
+
+def test_rows_that_wait_for_answers_come_behind_the_others_on_their_document(make_job):
+    plan = prepare(load_job(make_job(program_rows()), [])).plan
+    assert (len(plan.rows), len(plan.dependents)) == (9, 6)
+    without = expected_peak_pages(replace(plan, dependents=[]), 16)
+    pages = [-(-(len(row.prefix) + row.reserve_tokens - 1) // 16) - len(row.prefix) // 16 for row in plan.dependents]
+    assert expected_peak_pages(plan, 16) == without + sum(pages)
+    alone = max(-(-(len(row.prefix) + row.reserve_tokens - 1) // 16) for row in plan.dependents)
+    assert expected_peak_pages(replace(plan, rows=[]), 16, max_rows=1) == alone
 
 
 @pytest.mark.parametrize("max_rows", [2, 8, 64])
@@ -40,8 +68,6 @@ def test_a_run_holds_no_more_than_is_expected(make_job, monkeypatch, max_rows):
     engines = []
 
     def make_engine(job, model, plan):
-        from dataclasses import replace
-
         dtype = choose_dtype(job.model.dtype, "cpu")
         settings = replace(engine_settings(job, model, plan, dtype, "cpu"), max_rows=max_rows)
         engines.append(make_engine_of(load_decoder(model, dtype, "cpu"), model, settings, dtype, "cpu"))
@@ -50,7 +76,7 @@ def test_a_run_holds_no_more_than_is_expected(make_job, monkeypatch, max_rows):
     monkeypatch.setattr("jobs.run.make_engine", make_engine)
     path = make_job(sample_rows())
     job = load_job(path, [])
-    expected = expected_peak_pages(prepare(job).plan.rows, 16, max_rows=max_rows)
+    expected = expected_peak_pages(prepare(job).plan, 16, max_rows=max_rows)
     assert run_job(job, command="test", stop=StopRequest()).run.rows_ok == 20
     held = engines[0].statistics.peak_pages
     assert 0.75 * expected <= held <= expected + max_rows  # a page may be copied where a row leaves a shared one

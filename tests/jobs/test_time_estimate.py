@@ -22,6 +22,7 @@ from jobs.run_speed import KEPT_RECORDS, RunSpeed, SpeedSetting, record_run_spee
 from jobs.speed_meter import SpeedMeter
 from jobs.time_estimate import NEAR_FACTOR, RUNS_USED, PlannedWork, estimate_from, speed_setting
 from tests.job_fixtures import sample_rows
+from tests.jobs.test_after import program_rows
 
 SETTING = SpeedSetting("a processor, 2 threads", "f" * 64, "auto", "auto", False)
 WORK = ForwardWork(token_flops=1000, key_flops={0: 0})
@@ -174,7 +175,7 @@ def test_a_run_records_what_it_did_and_the_next_plan_uses_it(cache, make_job, do
     [speed] = run_speeds(setting)
     assert (speed.rows, speed.requests, speed.output_tokens) == (20, 20, first.output_tokens)
     work = ForwardWork.of(prepared.model.config)
-    planned = PlannedWork.of(prepared.plan.rows, work, job.sampling.max_tokens)
+    planned = PlannedWork.of(prepared.plan, work, job.sampling.max_tokens)
     assert (speed.answers, speed.prompt_flops) == (planned.answers, planned.prompt_flops)
     steps = speed.prompt_seconds + speed.output_seconds
     assert 0 < steps <= first.seconds
@@ -194,6 +195,20 @@ def test_a_run_records_what_it_did_and_the_next_plan_uses_it(cache, make_job, do
     assert third["error"] is not None
     done = docqa_plan(path)["time_estimate"]  # nothing is left to do
     assert done["seconds"] == done["prepare_seconds"]
+
+
+def test_samples_and_rows_that_wait_count_as_work(make_job):
+    plan = prepare(load_job(make_job(sample_rows()), [])).plan
+    once = PlannedWork.of(plan, WORK, 60)
+    assert (once.rows, once.requests, once.prompt_flops) == (20, 20, 1000 * plan.minimum_tokens)
+    twice = PlannedWork.of(replace(plan, rows=[replace(row, samples=2) for row in plan.rows]), WORK, 60)
+    assert (twice.rows, twice.requests, twice.prompt_flops) == (20, 40, once.prompt_flops)
+    plan = prepare(load_job(make_job(program_rows()), [])).plan
+    waiting = PlannedWork.of(plan, WORK, 60)
+    alone = PlannedWork.of(replace(plan, dependents=[]), WORK, 60)
+    assert (waiting.rows, waiting.requests, alone.rows, alone.requests) == (15, 15, 9, 9)
+    assert waiting.prompt_flops > alone.prompt_flops
+    assert waiting.answers == alone.answers
 
 
 def test_a_run_that_did_not_finish_is_no_measure(cache, make_job):

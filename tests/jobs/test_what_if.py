@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from docqa.what_if_view import what_if_summary
 from engine.kv_memory import kv_page_bytes
 from engine.prefix_order import depth_first_order, first_positions
 from jobs import what_if as what_if_module
@@ -21,6 +22,7 @@ from jobs.what_if_block_cache import BlockCache, BlockNames
 from jobs.what_if_plan import PlannedCache
 from jobs.what_if_radix_cache import RecencyRadixCache
 from tests.job_fixtures import sample_rows
+from tests.jobs.test_after import program_rows
 
 BLOCK = 4
 AMPLE = 10_000
@@ -232,6 +234,18 @@ def test_of_too_much_every_nth_document_is_simulated_and_one_document_refused(ma
     monkeypatch.setattr(what_if_module, "MOST_TOKENS", 400)
     with pytest.raises(TooLargeToSimulate, match="try a part of the input"):
         what_if(prepared.plan.rows, prepared.data.rows, 16)
+
+
+def test_pieces_of_documents_are_simulated_and_rows_that_wait_are_said_to_be_left_out(make_job):
+    long = [row | {"document": row["document"] * 8} for row in sample_rows(2, 2)]
+    path = make_job(long, run={"on_too_long": "split"}, sampling={"max_tokens": 40})
+    prepared = prepare(load_job(path, []))
+    assert prepared.plan.rows_split == 4
+    found = what_if(prepared.plan.rows, prepared.data.rows, 16)
+    assert found.rows == len(prepared.plan.rows) > 4
+    assert found.strategies[-1].pools[2].computed_tokens == found.minimum_tokens == prepared.plan.minimum_tokens
+    notes = what_if_summary(prepare(load_job(make_job(program_rows()), [])))["notes"]
+    assert "6 rows that wait for answers of others are left out: their prompts are not known" in notes
 
 
 def test_simulating_imports_no_torch(make_job):
