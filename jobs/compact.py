@@ -105,7 +105,8 @@ def _rewrite(path: Path) -> None:
     new = DatabaseFile(path.with_name(path.name + ".compact"), 0.0)
     try:
         new.remove()
-        with duckdb.connect(config=dict(WRITER_CONFIG)) as connection:
+        # Beside the database, not in the current folder, where DuckDB would put what it has no memory for.
+        with duckdb.connect(config=dict(WRITER_CONFIG, temp_directory=f"{new.path}.tmp")) as connection:
             # While this is attached, nobody else can write to the file that is about to be replaced.
             connection.execute(f"ATTACH {quote_literal(str(path))} AS old_file (READ_ONLY)")
             if path.with_name(path.name + ".wal").exists():

@@ -12,6 +12,8 @@ import numpy as np
 
 from jobs.spill_file import SpillFile
 
+_NO_IDS = np.empty(0, dtype=np.int32)
+
 
 class Segment:
     """int32 token ids that many prompts share, once `hold` was called; in memory, or in a file that holds many."""
@@ -28,7 +30,7 @@ class Segment:
         self.tokens = len(ids)
         self._ids, self._spill, self._place = ids, spill, 0
         if spill is not None and len(ids):
-            self._ids, self._place = ids[:0], spill.write(np.ascontiguousarray(ids, dtype=np.int32).data)
+            self._ids, self._place = _NO_IDS, spill.write(np.ascontiguousarray(ids, dtype=np.int32).data)
 
     def read(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         """The ids from `start` to before `stop`."""

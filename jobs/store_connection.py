@@ -18,14 +18,22 @@ from jobs.errors import OutputError
 STORAGE_VERSION = "v1.1.0"
 """The oldest DuckDB that can read what we write; a newer default would lock out the readers' older tools."""
 
+MEMORY_LIMIT = "2GiB"
+"""What a query may take; beyond that DuckDB puts its work into `<database>.tmp` while it lasts."""
+
 WRITER_CONFIG = {
+    "memory_limit": MEMORY_LIMIT,
     "storage_compatibility_version": STORAGE_VERSION,
     # A window inserts some hundred rows: more threads would cost more to start than they save, and the model runs.
     "threads": "1",
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
 }
-_READER_CONFIG = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
+_READER_CONFIG = {
+    "memory_limit": MEMORY_LIMIT,
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+}
 _FIRST_PAUSE_SECONDS = 0.02
 _LONGEST_PAUSE_SECONDS = 0.5
 

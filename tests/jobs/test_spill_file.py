@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import weakref
 
 import numpy as np
 import pytest
@@ -38,6 +39,16 @@ def test_what_is_read_is_what_was_written(written):
             prefixes = [SharedPrefix(opening, segment) for segment in (one, other)]
             assert len(prefixes[0]) == len(prefixes[1]) == 3 + one.tokens
             np.testing.assert_array_equal(prefixes[0].ids(start, stop), prefixes[1].ids()[start:stop])
+
+
+def test_what_lies_in_a_file_is_held_nowhere_else():
+    ids = np.arange(1000, dtype=np.int32)
+    gone = weakref.ref(ids)
+    segment = Segment()
+    segment.hold(ids, SpillFile())
+    del ids
+    assert gone() is None
+    assert segment.read(998).tolist() == [998, 999]
 
 
 def test_a_full_disk_is_one_sentence(make_job, monkeypatch):
