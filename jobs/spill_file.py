@@ -24,6 +24,7 @@ class SpillFile:
         self._file: FileIO | None = None
         self._descriptor = -1
         self._size = 0
+        self._newest = (0, 0, b"")  # what was read last, as rows of one document follow each other
 
     def write(self, content: bytes | memoryview) -> int:
         """Add some bytes; returns the place to read them from."""
@@ -44,12 +45,16 @@ class SpillFile:
 
     def read(self, place: int, size: int) -> bytes:
         """`size` bytes from a place."""
-        pieces = []
-        while size > 0:
-            pieces.append(os.pread(self._descriptor, size, place))
-            assert pieces[-1], "more was asked for than was written"
-            place, size = place + len(pieces[-1]), size - len(pieces[-1])
-        return b"".join(pieces)
+        newest_place, newest_size, content = self._newest
+        if (newest_place, newest_size) == (place, size):
+            return content
+        content = os.pread(self._descriptor, size, place)
+        while len(content) < size:
+            more = os.pread(self._descriptor, size - len(content), place + len(content))
+            assert more, "more was asked for than was written"
+            content += more
+        self._newest = (place, size, content)
+        return content
 
 
 def _folder() -> str:
