@@ -221,7 +221,7 @@ def test_a_fault_in_one_row_keeps_the_rows_before_it(make_job, monkeypatch):
         if len(added) == 8:
             raise ZeroDivisionError("a fault of docqa")
         added.append(planned)
-        real_add(writer, planned, *completions)
+        return real_add(writer, planned, *completions)
 
     monkeypatch.setattr(RunWriter, "add_completed", add)
     outcome = run(path)
