@@ -37,6 +37,7 @@ SWITCHES = {
     "shared-prefix": {"share_prefixes": False},
     "reuse": {"reuse": False},
     "native": {"attention": "torch"},
+    "overlap": {"overlap": False},
     "order": {},
     "confidence": {},
     "determinism": {"deterministic": False},

@@ -27,7 +27,7 @@ from engine.scheduler import MAX_ROWS, Scheduler
 from engine.sequence import Sequence as RunningSequence
 from engine.step import Step
 from engine.step_record import StepRecord, prompt_and_output_flops
-from engine.token_draw import TokenDraw
+from engine.token_draw import LaunchedDraw, TokenDraw
 
 if TYPE_CHECKING:
     from engine.attention import AttentionBackend
@@ -64,6 +64,7 @@ class EngineSettings:
     share_prefixes: bool = True  # rows with common pages read them as one attention item
     drafts: bool = True  # guess tokens that the grammar forces or the prompt has, and check them all at once
     graphs: bool = True  # on a GPU, replay decoding steps as CUDA graphs
+    overlap: bool = True  # on a GPU, launch a step before the caller has dealt with what the one before it ended
     deterministic: bool = False  # the same bits for a row whatever the batch, order, chunks, cache and drafts
     attention: str = "auto"  # the fastest that runs here, or "native", "torch", "triton", "reference"
 
@@ -87,10 +88,23 @@ class EngineStatistics:
     log_probability_seconds: float = 0.0  # of both, to say how likely tokens were
 
 
+@dataclass(frozen=True)
+class _Flight:
+    """A step that is launched: what it runs, the tokens it draws, and what was measured of it so far."""
+
+    step: Step
+    draw: LaunchedDraw | None
+    running_rows: int
+    pages_used: int
+    mask_seconds: float
+    launch_seconds: float
+
+
 class Engine:
     """Runs requests over one model. Not thread-safe; torch's inference mode is its own business.
 
-    `last_step` is the record of the newest step, None if `step` had nothing to run; `work` is the model's arithmetic.
+    `last_step` is the record of the step that `step` or `drain` finished, None if there was none; `work` is the model's
+    arithmetic.
     """
 
     def __init__(
@@ -146,6 +160,9 @@ class Engine:
         if settings.drafts:
             drafter = Drafter(CPU_FIXED_COST_ROWS if device == "cpu" else GPU_FIXED_COST_ROWS)
         self._token_draw = TokenDraw(self._runner, sorted(stop_token_ids), drafter)
+        self._runs_ahead = settings.overlap and self._runner.stream.runs_ahead
+        self._in_flight: _Flight | None = None  # the step that is launched and not finished
+        self._rejected: list[Completion] = []  # of coming requests, to be returned by the next step
         self._holds_made = 0
         self._coming: Iterator[Request] | None = None  # requests to be planned when their turn is near
         self._stored_hidden: dict[Node, torch.Tensor] = {}  # at the end of prompts that wait to be answered again
@@ -226,44 +243,37 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Completion]:
-        """Run one forward step; returns the requests that it ended."""
-        started = time.monotonic()
-        masks_before, drawn_before = self._token_draw.counts.mask_seconds, self._token_draw.counts.drawn
-        completions = self._take_coming()
-        step = self._scheduler.next_step()
-        assert step is not None or not self.has_work, "the scheduler is stuck"
-        if step is None:
+        """Finish one forward step; returns the requests that it ended.
+
+        On a device that runs ahead, the next step is launched before this returns, so that the device works while the
+        caller deals with the completions: the step that would be next if the caller submitted nothing meanwhile.
+        """
+        flight = self._in_flight or self._launch()
+        assert flight is not None or not self.has_work, "the scheduler is stuck"
+        self._in_flight = None
+        if flight is not None:
+            completions = self._finish(flight)
+            if self._runs_ahead:
+                self._in_flight = self._launch()
+        else:
+            completions = []
             self.last_step = None
-            return completions
-        running_rows, pages_used = len(self._scheduler.running), self.cache.pool.total - self.cache.pool.free
-        hidden = self._hidden_of(step)
-        if step.sampled or step.resumed:
-            completions += self._draw_tokens(step, hidden)
-        for leaf in [leaf for leaf in self._stored_hidden if not self._scheduler.stored_end_is_needed(leaf)]:
-            del self._stored_hidden[leaf]
-        seconds = time.monotonic() - started
-        self._count(step, seconds, pages_used)
-        prompt_flops, output_flops = prompt_and_output_flops(step, self.work)
-        mask_seconds = self._token_draw.counts.mask_seconds - masks_before
-        share = prompt_flops / (prompt_flops + output_flops) if prompt_flops else 0.0
-        self.last_step = StepRecord(
-            prompt_tokens=step.prompt_rows,
-            prompt_flops=prompt_flops,
-            output_tokens=self._token_draw.counts.drawn - drawn_before,
-            running_rows=running_rows,
-            pages_used=pages_used,
-            prompt_seconds=share * (seconds - mask_seconds),
-            output_seconds=(1 - share) * (seconds - mask_seconds),
-            mask_seconds=mask_seconds,
-        )
-        return completions
+        self._rejected, rejected = [], self._rejected
+        return completions + rejected
+
+    @torch.inference_mode()
+    def drain(self) -> list[Completion]:
+        """Finish the step that is launched, if there is one, without another; returns the requests that it ended."""
+        flight, self._in_flight = self._in_flight, None
+        self.last_step = None
+        return [] if flight is None else self._finish(flight)
 
     def abort(self) -> list[int]:
         """Drop all running, waiting and coming requests, and end all holds; returns the ids of those that run or wait.
 
         What is ready stays in the cache.
         """
-        self._coming = None
+        self._coming = self._in_flight = None
         self._stored_hidden.clear()
         return [sequence.request.request_id for sequence in self._scheduler.abort()]
 
@@ -304,16 +314,65 @@ class Engine:
             )
         return None
 
-    def _take_coming(self) -> list[Completion]:
-        """Plan requests of the feed until enough wait. Returns the completions of those that can never run."""
-        rejected: list[Completion] = []
+    def _take_coming(self) -> None:
+        """Plan requests of the feed until enough wait."""
         while self._coming is not None and len(self._scheduler.waiting) <= self._scheduler.max_rows:
             request = next(self._coming, None)
             if request is None:
                 self._coming = None
             else:
-                rejected += self.submit([request])
-        return rejected
+                self._rejected += self.submit([request])
+
+    def _launch(self) -> _Flight | None:
+        """Plan the next step and launch it, up to the draw of its tokens. None if nothing can run."""
+        started = time.monotonic()
+        masks_before = self._token_draw.counts.mask_seconds
+        self._take_coming()
+        step = self._scheduler.next_step()
+        if step is None:
+            return None
+        running_rows, pages_used = len(self._scheduler.running), self.cache.pool.total - self.cache.pool.free
+        self._runner.stream.begin_step()
+        hidden = self._hidden_of(step)
+        draw = None
+        if step.sampled or step.resumed:
+            sequences = [*(rows.sequence for rows in step.sampled), *step.resumed]
+            self.statistics.decoding_rows += sum(1 for sequence in sequences if sequence.output)
+            draw = self._token_draw.launch(sequences, hidden)
+        for leaf in [leaf for leaf in self._stored_hidden if not self._scheduler.stored_end_is_needed(leaf)]:
+            del self._stored_hidden[leaf]
+        if self._runs_ahead:
+            self._take_coming()  # for the step after this one, while the device is busy
+        return _Flight(
+            step=step,
+            draw=draw,
+            running_rows=running_rows,
+            pages_used=pages_used,
+            mask_seconds=self._token_draw.counts.mask_seconds - masks_before,
+            launch_seconds=time.monotonic() - started,
+        )
+
+    def _finish(self, flight: _Flight) -> list[Completion]:
+        """Wait for a step's tokens, if it draws any, and deal them out."""
+        started = time.monotonic()
+        drawn_before = self._token_draw.counts.drawn
+        completions = [] if flight.draw is None else self._deal_tokens(flight.draw)
+        seconds = flight.launch_seconds + time.monotonic() - started
+        step = flight.step
+        self._count(step, seconds, flight.pages_used)
+        prompt_flops, output_flops = prompt_and_output_flops(step, self.work)
+        share = prompt_flops / (prompt_flops + output_flops) if prompt_flops else 0.0
+        self.last_step = StepRecord(
+            prompt_tokens=step.prompt_rows,
+            prompt_flops=prompt_flops,
+            output_tokens=self._token_draw.counts.drawn - drawn_before,
+            running_rows=flight.running_rows,
+            pages_used=flight.pages_used,
+            prompt_seconds=share * (seconds - flight.mask_seconds),
+            output_seconds=(1 - share) * (seconds - flight.mask_seconds),
+            mask_seconds=flight.mask_seconds,
+        )
+        return completions
 
     def _hidden_of(self, step: Step) -> torch.Tensor:
         """Hidden states of the rows that predict tokens: of `step.sampled`, then of `step.resumed`."""
@@ -334,13 +393,11 @@ class Engine:
             parts.append(torch.stack([self._stored_hidden[sequence.leaf] for sequence in step.resumed]))
         return torch.cat(parts)
 
-    def _draw_tokens(self, step: Step, hidden: torch.Tensor) -> list[Completion]:
-        sequences = [*(rows.sequence for rows in step.sampled), *step.resumed]
-        self.statistics.decoding_rows += sum(1 for sequence in sequences if sequence.output)
-        reasons = self._token_draw.draw(sequences, hidden)
+    def _deal_tokens(self, draw: LaunchedDraw) -> list[Completion]:
+        reasons = self._token_draw.finish(draw)
         now = time.monotonic()
         completions = []
-        for sequence, reason in zip(sequences, reasons, strict=True):
+        for sequence, reason in zip(draw.sequences, reasons, strict=True):
             if sequence.first_token_at is None:
                 sequence.first_token_at = now
             if reason is not None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.attention_triton import FixedPlans, TritonAttention
+from engine.device_stream import stream_of
 from engine.kv_cache import KVCache
 from engine.model_config import ModelConfig
 from engine.page_pool import NULL_PAGE
@@ -136,6 +137,6 @@ class PaddedDecode:
 
 def _fill(buffer: Tensor, values: np.ndarray, padding: int) -> None:
     """Copy `values` to the front of `buffer`, and `padding` behind them."""
-    host = torch.full(buffer.shape, padding, dtype=buffer.dtype, pin_memory=buffer.is_cuda)
-    host[: len(values)] = torch.from_numpy(values)
-    buffer.copy_(host, non_blocking=True)
+    padded = np.full(len(buffer), padding, dtype=np.int64)
+    padded[: len(values)] = values
+    stream_of(buffer.device).send(padded, buffer)

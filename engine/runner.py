@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engine.attention import AttentionBackend
 from engine.decoder import Attend
+from engine.device_stream import DeviceStream, stream_of
 from engine.kv_cache import KVCache
 from engine.linear import matrix_product_rows
 from engine.step import Step
@@ -57,7 +58,9 @@ class Runner:
         share_prefixes: bool,
         row_block: int | None,
         padded: PaddedDecode | None = None,
+        stream: DeviceStream | None = None,
     ) -> None:
+        """`stream` is by default that of the cache's device."""
         self._model = model
         self.vocabulary_size = vocabulary_size
         self._row_block = row_block
@@ -65,30 +68,27 @@ class Runner:
         self._attention = attention
         self._share_prefixes = share_prefixes
         self._padded = padded
+        self.stream = stream or stream_of(cache.keys.device)
 
     def forward(self, step: Step) -> tuple[Tensor, list[WorkItem]]:
         """Hidden states [sampled rows, hidden_size] of the rows that predict a token, and the work list used.
 
         The step's KV is in the cache afterwards.
         """
-        device = self._cache.keys.device
+        send = self.stream.send
         if len(step.copy_targets):
-            self._cache.copy(
-                torch.from_numpy(step.copy_sources).to(device), torch.from_numpy(step.copy_targets).to(device)
-            )
+            self._cache.copy(send(step.copy_sources), send(step.copy_targets))
         items = build_work_list(step.rows, self._cache.page_size, self._share_prefixes)
         sampled_rows = [row for rows in step.sampled for row in range(rows.row_start, rows.row_start + rows.row_count)]
-        needed_rows = torch.tensor(sampled_rows, dtype=torch.int64, device=device)
+        needed_rows = send(np.array(sampled_rows, dtype=np.int64))
         if self._padded is not None and (padded := self._padded.forward(step, items)) is not None:
             return padded[needed_rows], items
-        positions = torch.from_numpy(step.positions).to(device)
         self._attention.prepare(items, torch.from_numpy(step.positions))
-        write_slots = torch.from_numpy(step.write_slots).to(device)
-        write_rows = torch.from_numpy(step.write_rows).to(device)
+        positions, write_slots, write_rows = send(step.positions), send(step.write_slots), send(step.write_rows)
         kind = FusedStepAttention if self._attention.fuses_rotation else StepAttention
         attend = kind(self._cache, self._attention, write_rows, write_slots, len(step.token_ids))
         with matrix_product_rows(self._row_block):
-            hidden = self._model.forward(torch.from_numpy(step.token_ids).to(device), positions, attend, needed_rows)
+            hidden = self._model.forward(send(step.token_ids), positions, attend, needed_rows)
         return hidden, items
 
     @property

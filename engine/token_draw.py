@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Sequenced
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from engine.device_stream import Fetched
 from engine.drafts import Drafter
 from engine.log_probabilities import same_text_masks, token_log_probabilities
 from engine.request import FinishReason, SamplingParameters
@@ -38,6 +39,16 @@ class DrawCounts:
     log_probability_seconds: float = 0.0
 
 
+@dataclass(frozen=True)
+class LaunchedDraw:
+    """A draw whose tokens are on their way; `allowed_counts` [rows] says how many tokens each row allowed."""
+
+    sequences: Sequenced[Sequence]
+    allowed_counts: np.ndarray
+    drawn: Fetched  # tokens [rows], and their log-probabilities if they were asked for
+    complete: Callable[[np.ndarray, np.ndarray], None] | None = None  # checks and mends both once they are here
+
+
 class TokenDraw:
     """Draws the next tokens of sequences. `drafter` None: one token a step, except where only one is allowed."""
 
@@ -47,11 +58,11 @@ class TokenDraw:
         self._drafter = drafter
         self.counts = DrawCounts()
 
-    def draw(self, sequences: Sequenced[Sequence], hidden: torch.Tensor) -> list[FinishReason | None]:
-        """Append tokens to each sequence's output; says which sequences have ended, and why.
+    def launch(self, sequences: Sequenced[Sequence], hidden: torch.Tensor) -> LaunchedDraw:
+        """Launch what draws the next tokens of sequences; `finish` hears what they are.
 
         `hidden` [rows, hidden_size]: for each sequence, in order, the row that predicts its next token and then one
-        row after each token of its draft. The sequences' drafts are used up and new ones proposed.
+        row after each token of its draft.
         """
         started = time.monotonic()
         masks, allowed_counts, same = self._masks(sequences, self._runner.vocabulary_size)
@@ -60,7 +71,22 @@ class TokenDraw:
         indices = [len(sequence.output) + offset for sequence in sequences for offset in range(1 + len(sequence.draft))]
         is_asked = any(sequence.log_probabilities is not None for sequence in sequences)
         same_text = same if is_asked else None
-        tokens, log_probabilities = self._sample(hidden, masks, allowed_counts, parameters, indices, same_text)
+        if _draws_on_device(hidden):
+            return self._launch_on_device(sequences, hidden, masks, allowed_counts, parameters, indices, same_text)
+        arrays = self._sample(hidden, masks, allowed_counts, parameters, indices, same_text)
+        drawn = self._runner.stream.fetch([torch.from_numpy(array) for array in arrays])
+        return LaunchedDraw(sequences, allowed_counts, drawn)
+
+    def finish(self, launched: LaunchedDraw) -> list[FinishReason | None]:
+        """Append the drawn tokens to each sequence's output; says which sequences have ended, and why.
+
+        Waits for the device. The sequences' drafts are used up and new ones proposed.
+        """
+        sequences, allowed_counts = launched.sequences, launched.allowed_counts
+        tokens, *weighed = launched.drawn.wait()
+        log_probabilities = weighed[0].astype(np.float64) if weighed else np.zeros(len(tokens))
+        if launched.complete is not None:
+            launched.complete(tokens, log_probabilities)
         log_probabilities[allowed_counts == 1] = 0.0  # a choice of one is certain, whatever its logit
         reasons = []
         row = 0
@@ -72,6 +98,33 @@ class TokenDraw:
             self.counts.drawn += len(sequence.output) - length_before
             row = rows.stop
         return reasons
+
+    def _launch_on_device(
+        self,
+        sequences: Sequenced[Sequence],
+        hidden: torch.Tensor,
+        masks: np.ndarray | None,
+        allowed_counts: np.ndarray,
+        parameters: Sequenced[SamplingParameters],
+        indices: Sequenced[int],
+        same_text: SameText | None,
+    ) -> LaunchedDraw:
+        """One token a row, and unless `same_text` is None how likely it was, in one fetch: nothing is waited for."""
+        from engine.triton.log_probabilities import launch_log_probabilities  # Triton is there on Linux only
+        from engine.triton.sampler import check_numbers, launch_sampling
+
+        logits = self._runner.logits(hidden)
+        device_masks = None if masks is None else self._runner.stream.send(masks)
+        results = [launch_sampling(logits, device_masks, parameters, indices)]
+        if same_text is not None:
+            results.append(launch_log_probabilities(logits, device_masks, results[0]))
+
+        def complete(tokens: np.ndarray, log_probabilities: np.ndarray) -> None:
+            check_numbers(tokens)
+            if same_text is not None:  # only where drawn tokens have others of their text, the device is asked again
+                log_probabilities -= _share_of_text(logits, masks, None, tokens, tokens, same_text)
+
+        return LaunchedDraw(sequences, allowed_counts, self._runner.stream.fetch(results), complete)
 
     def _sample(
         self,
@@ -124,11 +177,7 @@ class TokenDraw:
             return tokens, np.zeros(len(tokens))
         started = time.monotonic()
         log_probabilities = token_log_probabilities(logits, masks_here, drawn)
-        if masks is not None and any(same_text):
-            same = same_text_masks(masks, tokens, same_text)
-            same_here = same if choices is None else _narrow(same, choices)
-            several = np.bitwise_count(same.view(np.uint32)).sum(axis=1) > 1  # of one, rounding would be left
-            log_probabilities -= np.where(several, token_log_probabilities(logits, same_here, drawn), 0.0)
+        log_probabilities -= _share_of_text(logits, masks, choices, drawn, tokens, same_text)
         self.counts.log_probability_seconds += time.monotonic() - started
         return tokens, log_probabilities
 
@@ -221,6 +270,32 @@ class TokenDraw:
             if reason is not None:
                 return reason
         return None
+
+
+def _share_of_text(
+    logits: torch.Tensor,
+    masks: np.ndarray | None,
+    choices: np.ndarray | None,
+    drawn: np.ndarray,
+    tokens: np.ndarray,
+    same_text: SameText,
+) -> np.ndarray:
+    """Log-probability of each row's token among those that come to the same text; 0 for one that stands alone.
+
+    `drawn` are the places of `tokens` in `choices`, if `logits` are of those only.
+    """
+    if masks is None or not any(same_text):
+        return np.zeros(len(tokens))
+    same = same_text_masks(masks, tokens, same_text)
+    several = np.bitwise_count(same.view(np.uint32)).sum(axis=1) > 1  # of one, rounding would be left
+    if not several.any():
+        return np.zeros(len(tokens))
+    same_here = same if choices is None else _narrow(same, choices)
+    return np.where(several, token_log_probabilities(logits, same_here, drawn), 0.0)
+
+
+def _draws_on_device(hidden: torch.Tensor) -> bool:
+    return hidden.is_cuda
 
 
 def _tokens_in(words: np.ndarray) -> np.ndarray:

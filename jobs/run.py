@@ -185,27 +185,32 @@ class _Run:
         budget = self.job.run.time_budget
         while engine.has_work:
             if self.stop.signal_number is not None:
+                self._take_completions(engine, engine.drain())
                 return self._stopped(self.stop.signal_number)
             if budget is not None and time.monotonic() - self.started > budget:
+                self._take_completions(engine, engine.drain())
                 self.exit_status = 5
                 unreached = len(self._unreached_documents())
                 return "out_of_time", (
                     f"run.time_budget of {budget:g} seconds was used up; {self._rows_pending()} rows of "
                     f"{unreached} documents are pending, and the next run answers them"
                 )
-            completions = engine.step()
-            self.statistics.add_step(engine, time.monotonic() - self.ready_at)
-            self.progress.add_step(engine.last_step, completions)
-            while completions:
-                for completion in completions:
-                    self.statistics.add_completion(completion)
-                    self._finish_request(completion)
-                completions = self._go_on(engine)
+            self._take_completions(engine, engine.step())
             self.output.keep_up()
             self.progress.tell(self.writer, time.monotonic() - self.ready_at)
         engine.check()
         assert not self._rows_pending(), "rows are left that nothing runs for"
         return "finished", None
+
+    def _take_completions(self, engine: Engine, completions: list[Completion]) -> None:
+        """Write down the step that the engine finished, if any, and what it ended; go on with what waited for that."""
+        self.statistics.add_step(engine, time.monotonic() - self.ready_at)
+        self.progress.add_step(engine.last_step, completions)
+        while completions:
+            for completion in completions:
+                self.statistics.add_completion(completion)
+                self._finish_request(completion)
+            completions = self._go_on(engine)
 
     def _go_on(self, engine: Engine) -> list[Completion]:
         """Hand over the rows that waited for what has ended; returns those of them that can never run."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.attention_units import UNIT_FIELDS, ItemColumns, UnitPlan
+from engine.device_stream import stream_of
 
 _ALIGNMENT = 4  # int32 values: Triton compiles a kernel anew for a pointer that is not aligned to 16 bytes
 
@@ -74,7 +75,7 @@ class PlanBuffer:
         )
         ends = np.cumsum([-(-length // _ALIGNMENT) * _ALIGNMENT for length in lengths]).tolist()
         self._starts = [0, *ends[:-1]]
-        self._host = torch.zeros(ends[-1], dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._host = np.zeros(ends[-1], dtype=np.int32)
         self._device = torch.empty(ends[-1], dtype=torch.int32, device=device)
         parts = [self._device[start : start + length] for start, length in zip(self._starts, lengths, strict=True)]
         self.plan = DevicePlan(
@@ -83,8 +84,7 @@ class PlanBuffer:
         )
 
     def send(self, plan: UnitPlan, items: ItemColumns) -> DevicePlan:
-        """Send a plan that the sizes hold. The copy is ordered with what is launched after it; the host memory may be
-        written again once the step's result is on the host."""
+        """Send a plan that the sizes hold. The copy is ordered with what is launched after it."""
         used = PlanSizes.of(plan, items)
         assert self.sizes.hold(used)
         arrays = (
@@ -97,12 +97,12 @@ class PlanBuffer:
             plan.merge_parts,
             items.pages,
         )
-        host = self._host.numpy()
+        host = self._host
         pages_start = self._starts[-1]
         host[:pages_start] = 0
         host[self._starts[4] : self._starts[5]] = -1
         for array, start in zip(arrays, self._starts, strict=True):
             host[start : start + array.size] = array.reshape(-1)
         end = pages_start + used.pages
-        self._device[:end].copy_(self._host[:end], non_blocking=True)
+        stream_of(self._device.device).send(host[:end], self._device[:end])
         return self.plan

@@ -9,6 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
+from engine.device_stream import stream_of
 from engine.errors import EngineError
 from engine.request import SamplingParameters
 from engine.sampler import draw_uniform
@@ -24,9 +25,23 @@ def sample_on_device(
     logits: Tensor, masks: np.ndarray | None, parameters: Sequence[SamplingParameters], token_indices: Sequence[int]
 ) -> list[int]:
     """`engine.sampler.sample` for logits on the device; only the tokens leave it."""
+    device_masks = None if masks is None else stream_of(logits.device).send(masks)
+    tokens = launch_sampling(logits, device_masks, parameters, token_indices).cpu().numpy()
+    check_numbers(tokens)
+    return tokens.tolist()
+
+
+def launch_sampling(
+    logits: Tensor, masks: Tensor | None, parameters: Sequence[SamplingParameters], token_indices: Sequence[int]
+) -> Tensor:
+    """int32 [rows] on the device, not waited for: tokens as `engine.sampler.sample` draws them, for `check_numbers`.
+
+    `masks` int32 [rows, words] is on the device.
+    """
     rows, vocabulary = logits.shape
+    tokens = torch.empty(rows, dtype=torch.int32, device=logits.device)
     if rows == 0:
-        return []
+        return tokens
     numbers = np.array(
         [
             (
@@ -39,13 +54,11 @@ def sample_on_device(
         ],
         dtype=np.float32,
     )
-    settings = torch.from_numpy(numbers).to(logits.device, non_blocking=True)
-    device_masks = settings if masks is None else torch.from_numpy(masks).to(logits.device, non_blocking=True)
-    tokens = torch.empty(rows, dtype=torch.int32, device=logits.device)
+    settings = stream_of(logits.device).send(numbers)
     sample_kernel[(rows,)](
         logits,
         logits.stride(0),
-        device_masks,
+        settings if masks is None else masks,
         0 if masks is None else masks.shape[1],
         settings,
         tokens,
@@ -53,12 +66,15 @@ def sample_on_device(
         HAS_MASKS=masks is not None,
         num_warps=WARPS,
     )
-    drawn: list[int] = tokens.tolist()
-    if _NOT_A_NUMBER in drawn:
+    return tokens
+
+
+def check_numbers(tokens: np.ndarray) -> None:
+    """Raises EngineError if a row of `launch_sampling` had logits that are not numbers."""
+    if _NOT_A_NUMBER in tokens:
         raise EngineError(
             "The model computed logits that are not numbers; its weights are damaged or dtype is too narrow."
         )
-    return drawn
 
 
 def sampling_constants(vocabulary: int) -> dict[str, int]:

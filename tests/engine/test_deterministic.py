@@ -71,7 +71,7 @@ def test_hidden_states_are_the_same_bits_however_rows_are_run(dtype, window):
 def record_hidden(engine):
     """Hidden states by request and output index, filled while the engine runs; a second run must give equal ones."""
     hidden = {}
-    draw = engine._token_draw.draw
+    launch = engine._token_draw.launch
 
     def recording(sequences, states):
         row = 0
@@ -81,9 +81,9 @@ def record_hidden(engine):
                 assert torch.equal(hidden[key], states[row]), ("warm", key)
             hidden[key] = states[row].clone()
             row += 1 + len(sequence.draft)
-        return draw(sequences, states)
+        return launch(sequences, states)
 
-    engine._token_draw.draw = recording
+    engine._token_draw.launch = recording
     return hidden
 
 
