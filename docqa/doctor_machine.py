@@ -59,7 +59,7 @@ def check_device(settings: ModelSettings, kv_dtype: str = "auto") -> tuple[Check
     except ModelError as error:
         return Check("device", FAIL, str(error), "set model.device to auto"), None, None
     try:
-        check_kv_device(kv_dtype, device)
+        check_kv_device(kv_dtype, settings.dtype, device)
     except ModelError as error:
         return Check("device", FAIL, str(error), "set engine.kv_dtype to auto"), None, None
     dtype = choose_dtype(settings.dtype, device)

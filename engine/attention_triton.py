@@ -57,13 +57,14 @@ def tile_shapes(
     is about queries, `is_8_bit` about keys and values, whose conversion takes registers.
     """
     if is_fp32:  # no matrix units: for models that ask for it, and for checks
-        return TileShape(16, 16, 4, 3), TileShape(64, 16, 16, 3) if head_size <= 128 else TileShape(32, 16, 8, 3)
+        return TileShape(16, 16, 4, 3), TileShape(64, 16, 16, 3) if head_size <= 64 else TileShape(32, 16, 8, 3)
     if head_size <= 64:
         return TileShape(16, 64, 4, 5), TileShape(128, 64, 8, 5)
     if head_size <= 128:
         return TileShape(16, 64, 4, 5), TileShape(128, 64 if capability >= 90 else 32, 8, 5)
-    deep = capability >= 90 and not is_8_bit
-    return TileShape(16, 32, 4, 5), TileShape(64, 32, 8, 5 if deep else 3)
+    if is_8_bit:
+        return TileShape(16, 32, 4, 3), TileShape(64, 16 if capability >= 90 else 32, 8, 3)
+    return TileShape(16, 32, 4, 5), TileShape(64, 32, 8, 5 if capability >= 90 else 3)
 
 
 def attention_constants(heads: int, kv_heads: int, head_size: int, page_size: int, shape: TileShape) -> dict[str, int]:

@@ -69,7 +69,7 @@ class JobModel:
 def make_engine(job: Job, model: JobModel, plan: Plan) -> Engine:
     """Load the weights and make an engine with room for the plan. Raises ModelError."""
     device = choose_device(job.model.device)
-    check_kv_device(job.engine.kv_dtype, device)
+    check_kv_device(job.engine.kv_dtype, job.model.dtype, device)
     dtype = choose_dtype(job.model.dtype, device)
     if device == "cpu":
         settings = engine_settings(job, model, plan, dtype, device)
@@ -169,12 +169,21 @@ def choose_device(name: str) -> str:
     return name
 
 
-def check_kv_device(kv_dtype: str, device: str) -> None:
-    """Raises ModelError if keys and values can't be in this format on this device."""
-    if kv_dtype != "fp8":
+def check_kv_device(kv_dtype: str, dtype: str, device: str) -> None:
+    """Raises ModelError if keys and values can't be in this format on this device, with a model in `dtype`."""
+    if kv_dtype == "auto":
         return
     if device == "cpu":
-        raise ModelError("engine.kv_dtype is fp8, which needs a GPU; use int8 or auto on the CPU.")
+        if kv_dtype == "fp8":
+            raise ModelError("engine.kv_dtype is fp8, which needs a GPU; use int8 or auto on the CPU.")
+        return
+    if dtype == "float32":
+        raise ModelError(
+            f"engine.kv_dtype is {kv_dtype}, which a GPU has with model.dtype bfloat16 or float16 only, and that is "
+            "float32; set one of them to auto."
+        )
+    if kv_dtype == "int8":
+        return
     import torch
 
     from engine.kv_quantization import LEAST_FP8_CAPABILITY

@@ -98,7 +98,7 @@ def run_job(
                 prepared = prepare(job, observer, select)
                 if prepared.plan.rows:
                     # A GPU that is not here, or is too old, is found before anything is written.
-                    check_kv_device(job.engine.kv_dtype, choose_device(job.model.device))
+                    check_kv_device(job.engine.kv_dtype, job.model.dtype, choose_device(job.model.device))
             for note in prepared.plan.notes:
                 observer.on_note(note)
             return _Run(prepared, stop, observer, started).execute()

@@ -60,7 +60,9 @@ def test_a_format_that_the_device_lacks_is_refused(docqa, make_job, tmp_path, mo
     assert "auto, int8 or fp8" in err
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     with pytest.raises(ModelError, match=r"fp8, which needs a GPU of compute capability 8.9 or more, .* has 8.0; use"):
-        check_kv_device("fp8", "cuda")
-    check_kv_device("int8", "cuda")
+        check_kv_device("fp8", "auto", "cuda")
+    check_kv_device("int8", "bfloat16", "cuda")
+    with pytest.raises(ModelError, match=r"int8, which a GPU has with model.dtype bfloat16 or float16 only"):
+        check_kv_device("int8", "float32", "cuda")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    check_kv_device("fp8", "cuda")
+    check_kv_device("fp8", "auto", "cuda")
