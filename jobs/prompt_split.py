@@ -139,7 +139,8 @@ def piece_places(text: str, token_ends: np.ndarray, piece_tokens: int, overlap_t
         end = _cut_near(text, start + (end - start) * (NEAR - 1) // NEAR, end)
         places.append((start, end))
         end_token = bisect_left(token_ends, end)
-        back = int(token_ends[max(end_token - overlap_tokens, first_token)])
+        # The end may lie within a token: not even without an overlap may the next piece begin behind it.
+        back = min(int(token_ends[max(end_token - overlap_tokens, first_token)]), end)
         start = max(_begin_near(text, back, end), start + 1)
 
 

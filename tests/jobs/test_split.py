@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from jobs.errors import JobFileError
@@ -184,6 +184,7 @@ def test_a_long_question_is_too_long(make_job):
     st.integers(0, 19),
     st.integers(1, 3),
 )
+@example("aaaa aa", 3, 0, 2)  # the space ends a piece within a token
 def test_pieces_cover_the_text_overlap_and_go_on(text, piece_tokens, overlap_tokens, characters_a_token):
     """A token ends after every few characters."""
     overlap_tokens = min(overlap_tokens, (piece_tokens - 1) // 2)
