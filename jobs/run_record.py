@@ -202,19 +202,8 @@ class RunWriter:
         part = planned.part
         record = AnswerRecord(
             **self._row_columns(planned.row, planned.schema.name),
-            status=outcome.status,
-            answer=outcome.answer,
-            raw_text=outcome.text,
-            error=outcome.error,
-            finish_reason=str(completion.finish_reason),
-            prompt_tokens=completion.prompt_tokens,
-            cached_tokens=completion.cached_tokens,
-            computed_tokens=completion.computed_tokens,
-            output_tokens=len(completion.output_tokens),
-            ttft_seconds=completion.ttft_seconds,
-            latency_seconds=completion.latency_seconds,
+            **_ending_columns(outcome, completion),
             request_digest=planned.digest,
-            minimum_tokens=completion.minimum_tokens,
             request_parts=json.dumps(dict(planned.parts)),
             quotes=outcome.quotes,
             document_tokens=part.document_tokens if part else planned.segments.document_tokens,
@@ -273,25 +262,26 @@ def _part_record(part: EndedPart, chosen: bool) -> CallRecord:
 
 
 def _call_record(number: int, call: Call, outcome: Outcome, chosen: bool) -> CallRecord:
-    completion = call.completion
-    return CallRecord(
-        call=number,
-        kind=SAMPLE,
-        seed=call.seed,
-        status=outcome.status,
-        chosen=chosen,
-        answer=outcome.answer,
-        raw_text=outcome.text,
-        error=outcome.error,
-        finish_reason=str(completion.finish_reason),
-        prompt_tokens=completion.prompt_tokens,
-        cached_tokens=completion.cached_tokens,
-        computed_tokens=completion.computed_tokens,
-        minimum_tokens=completion.minimum_tokens,
-        output_tokens=len(completion.output_tokens),
-        ttft_seconds=completion.ttft_seconds,
-        latency_seconds=completion.latency_seconds,
-    )
+    columns = _ending_columns(outcome, call.completion)
+    return CallRecord(call=number, kind=SAMPLE, seed=call.seed, chosen=chosen, **columns)
+
+
+def _ending_columns(outcome: Outcome, completion: Completion) -> dict[str, Any]:
+    """The columns that rows and calls take from how the model's answer ended."""
+    return {
+        "status": outcome.status,
+        "answer": outcome.answer,
+        "raw_text": outcome.text,
+        "error": outcome.error,
+        "finish_reason": str(completion.finish_reason),
+        "prompt_tokens": completion.prompt_tokens,
+        "cached_tokens": completion.cached_tokens,
+        "computed_tokens": completion.computed_tokens,
+        "minimum_tokens": completion.minimum_tokens,
+        "output_tokens": len(completion.output_tokens),
+        "ttft_seconds": completion.ttft_seconds,
+        "latency_seconds": completion.latency_seconds,
+    }
 
 
 def _extra_text(extra: Mapping[str, object], gold: object) -> str | None:
