@@ -31,7 +31,7 @@ _LARGEST_FLOATS = r"1(?:\.(?:[0-6][0-9]*|7[0-8][0-9]*|79[0-6][0-9]*|797693134862
 
 
 def numbers(bounds: Bounds) -> Fragment | None:
-    """Numbers within `bounds`; None if there are none.
+    """Numbers within `bounds`; None if none can be written.
 
     Exponents are written where they can't lead out of the bounds.
     """
@@ -111,6 +111,8 @@ def _magnitudes(low: Decimal, low_open: bool, high: Decimal | None, high_open: b
         if first < LEAST_EXPONENT:
             pieces.append(f"{_MANTISSA}[eE]-{_exponents(first, LEAST_EXPONENT - 1)}")
             pieces.append(rf"[5-9](?:\.[0-9]+)?[eE]-{LEAST_EXPONENT}")
+    if not pieces:  # within one whole number of 16 digits or more, which has no digits behind the point
+        return None
     return "(?:" + "|".join(pieces) + ")", _short_decimal(least, most)
 
 

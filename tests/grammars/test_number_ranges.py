@@ -64,6 +64,17 @@ def test_multiples(low: int, high: int, step: int, value: int) -> None:
             assert re.fullmatch(fragment.regex, fragment.shortest)
 
 
+def test_a_range_between_two_whole_numbers_of_sixteen_digits_has_none() -> None:
+    """A float has no digits behind the point there, so nothing is written, and not the empty text either."""
+    half = 10**15 + 0.5
+    for low, high in ((half, half), (-half, -half), (half, half + 0.25)):
+        assert numbers(make_bounds(low, False, high, False)) is None
+    fragment = numbers(make_bounds(half, False, half + 1, False))
+    assert fragment is not None
+    assert re.fullmatch(fragment.regex, fragment.shortest)
+    assert not re.fullmatch(fragment.regex, "")
+
+
 @st.composite
 def near_texts(draw: Any, bounds: list[Any]) -> str:
     """Numbers in text close to the bounds: a few digits appended to or changed in a bound's own text."""
