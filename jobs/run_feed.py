@@ -75,6 +75,7 @@ class RowFeed:
         self._last_place: dict[SharedPrefix, int] = {}
         self._groups: dict[SharedPrefix, _Group] = {}
         self._group_of: dict[DependentRow | int, _Group] = {}  # of a waiting row, then of its place
+        self._left: list[_Group] = []  # groups that a waiting row has left since holds were last ended
         if plan.dependents or plan.rows_split:
             self._last_place = {planned.segments.prefix: place for place, planned in enumerate(plan.rows)}
             self._make_groups(plan)
@@ -123,8 +124,9 @@ class RowFeed:
 
     def end_holds(self, engine: Engine) -> None:
         """End the holds of which no row is waiting any more: to be called after `row_ended`."""
-        for group in self._groups.values():
+        for group in self._left:
             _end_if_done(group, engine)
+        self._left.clear()
 
     def _make_groups(self, plan: Plan) -> None:
         """Which waiting rows find their document held: those that wait for none that is planned behind it."""
@@ -145,9 +147,11 @@ class RowFeed:
 
     def _taken(self, is_due: Callable[[_Group | None], bool]) -> list[int]:
         """The ready rows of groups that are due, in depth-first order; they are not among the ready any more."""
-        due = [place for place in self._ready if is_due(self._group_of.get(place))]
-        if due:
-            self._ready = [place for place in self._ready if place not in due]
+        due: list[int] = []
+        rest: list[int] = []
+        for place in self._ready:
+            (due if is_due(self._group_of.get(place)) else rest).append(place)
+        self._ready = rest
         return sorted(due, key=lambda place: sort_key(self.rows[place].prompt))
 
     def _requests(self, place: int, make: MakeRequests) -> list[Request]:
@@ -217,6 +221,7 @@ class RowFeed:
         group = self._group_of.pop(dependent, None)
         if group is not None:
             del group.waiting[dependent]
+            self._left.append(group)
         return group
 
 
