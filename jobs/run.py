@@ -216,8 +216,12 @@ class _Run:
         """Hand over the rows that waited for what has ended; returns those of them that can never run."""
         completions = self.feed.go_on(engine, self.requests.of_row)
         self.feed.end_holds(engine)
-        self.ended.extend(not planned.is_whole for planned in self.feed.rows[len(self.ended) :])
+        self._take_in_new_rows()
         return completions
+
+    def _take_in_new_rows(self) -> None:
+        """Rows have joined the feed that had no prompt when the run began."""
+        self.ended.extend(not planned.is_whole for planned in self.feed.rows[len(self.ended) :])
 
     def _reject(self, rejected: RejectedRow) -> None:
         self.writer.add_rejected(rejected)
@@ -346,6 +350,7 @@ class _Run:
         return 3 if self.job.run.max_failures.exceeded(record.rows_failed, record.rows_total) else 1
 
     def _unreached_documents(self) -> list[str]:
+        self._take_in_new_rows()  # a fault may have come between
         pending = {row.row.doc_id for row, ended in zip(self.feed.rows, self.ended, strict=True) if not ended}
         return sorted(pending | {dependent.row.doc_id for dependent in self.feed.waiting})
 

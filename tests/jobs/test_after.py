@@ -13,6 +13,7 @@ from jobs.errors import InputError, JobError
 from jobs.job_file import load_job
 from jobs.resume import Selection
 from jobs.run import prepare
+from jobs.run_feed import RowFeed
 from tests.job_fixtures import write_rows
 from tests.jobs.test_run import answers, assert_sound, query, run
 
@@ -352,3 +353,20 @@ def test_a_template_that_can_not_carry_earlier_turns_is_refused(make_job, tmp_pa
     prepare(load_job(make_job(program_rows(1)), [f"model.path={folder}"]))
     with pytest.raises(JobError, match="earlier turns"):
         prepare(load_job(make_job(follow_rows(1)), [f"model.path={folder}"]))
+
+
+def test_a_fault_just_after_a_row_got_its_prompt_leaves_it_pending(make_job, monkeypatch):
+    real_go_on = RowFeed.go_on
+
+    def go_on(feed, engine, make):
+        if len(feed.rows) > 9:  # 3 documents, of whose questions 3 wait for nothing
+            raise ZeroDivisionError("a fault of docqa")
+        return real_go_on(feed, engine, make)
+
+    monkeypatch.setattr(RowFeed, "go_on", go_on)
+    outcome = run(make_job(program_rows()))
+    assert (outcome.exit_status, outcome.run.error) == (3, "ZeroDivisionError: a fault of docqa")
+    assert outcome.unreached_documents == ["d0", "d1", "d2"]
+    monkeypatch.undo()
+    rest = run(make_job(None))
+    assert (rest.exit_status, rest.run.rows_reused + rest.run.rows_ok) == (0, 15)
