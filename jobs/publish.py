@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from jobs.checkpoint_guard import undo_path
 from jobs.journal import Journal, damaged, journal_path, read_journal
 from jobs.journal_records import JournalRecord
 from jobs.output_lock import OutputLock, OutputLocked
@@ -31,12 +32,14 @@ def publish_pending(
 ) -> PublishReport:
     """Publish what an earlier run left in the journal, and remove the journal; there may be none.
 
+    Mends the database first if a process was killed while it wrote to it.
+
     Does nothing, and says so in a note, while another process has the database open for longer than `wait_seconds`, or
     a run is on, which publishes its own answers. `locked`: the caller holds the output's lock. Raises OutputError for
     what is wrong with either file; what stands before a damaged record is published first.
     """
     path = journal_path(database)
-    if not path.exists():
+    if not path.exists() and not undo_path(database).exists():
         return PublishReport()
     try:
         with nullcontext() if locked else OutputLock(database, command):
@@ -48,16 +51,15 @@ def publish_pending(
                     f"({contents.torn_bytes} bytes); its row is still to be answered"
                 )
             published = 0
-            if contents.records:
+            if contents.records or undo_path(database).exists():
                 try:
                     store = AnswerStore(database, lock_timeout_seconds=wait_seconds)
                     published = publish_records(store, contents.records)
                     store.mark_killed_runs()
                 except OutputBusy as busy:
                     waiting = len(contents.answers)
-                    return PublishReport(
-                        0, waiting, f"{waiting} answers wait in {path}: {busy.holder} has {database} open"
-                    )
+                    what = f"{waiting} answers wait in {path}" if contents.records else "nothing was mended"
+                    return PublishReport(0, waiting, f"{what}: {busy.holder} has {database} open")
             if contents.damaged_at is not None:
                 raise damaged(path, contents.damaged_at)
             journal = Journal(database)

@@ -14,6 +14,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
+from jobs.checkpoint_guard import undo_path
 from jobs.errors import OutputError
 from jobs.journal import journal_path
 from jobs.journal_records import JournalRecord, RunEnding, SchemaViews
@@ -168,7 +169,7 @@ class AnswerStore:
         return {(doc_id, question_id): answer for doc_id, question_id, answer in rows}
 
     def size_bytes(self) -> int:
-        """Bytes on the disk: the database, its write-ahead log and its journal."""
+        """Bytes on the disk: the database, its write-ahead log, its journal, and what a killed checkpoint left."""
         return sum(file.stat().st_size for file in self._files() if file.exists())
 
     def run(self, run_id: str) -> RunRecord | None:
@@ -226,7 +227,7 @@ class AnswerStore:
 
     def _files(self) -> list[Path]:
         real = Path(os.path.realpath(self.path))
-        return [real, real.with_name(real.name + ".wal"), journal_path(real)]
+        return [real, real.with_name(real.name + ".wal"), journal_path(real), undo_path(real)]
 
     def _make_file(self) -> None:
         """Make the database under another name: DuckDB can't open a file that a kill or a full disk left short."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -13,7 +14,10 @@ from pathlib import Path
 
 import duckdb
 
+from jobs.checkpoint_guard import CheckpointGuard, mend, sync, undo_path
 from jobs.errors import OutputError
+
+logger = logging.getLogger(__name__)
 
 STORAGE_VERSION = "v1.1.0"
 """The oldest DuckDB that can read what we write; a newer default would lock out the readers' older tools."""
@@ -26,6 +30,8 @@ WRITER_CONFIG = {
     "storage_compatibility_version": STORAGE_VERSION,
     # A window inserts some hundred rows: more threads would cost more to start than they save, and the model runs.
     "threads": "1",
+    # Only CheckpointGuard writes checkpoints.
+    "checkpoint_threshold": "1TB",
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
 }
@@ -70,39 +76,54 @@ class DatabaseFile:
     def connection(self, *, read_only: bool = False, doing: str) -> Iterator[duckdb.DuckDBPyConnection]:
         """A connection for one window. Leaving it without a COMMIT undoes what the window began.
 
-        Every fault of DuckDB in it comes out as an OutputError that says what we were `doing`.
+        Every fault of DuckDB in it comes out as an OutputError that says what we were `doing`. Who opens it for
+        writing holds the output's lock.
         """
         with self._thread_lock:
             connection = self._open(read_only, doing)
+            guard = None if read_only else CheckpointGuard(self.path)
             try:
-                yield connection
-            except BaseException as error:
-                # What went wrong first is what the user must know; a broken file often can't even be closed.
-                with suppress(duckdb.Error):
+                try:
+                    yield connection
+                except BaseException as error:
+                    # What went wrong first is what the user must know; a broken file often can't even be closed.
+                    with suppress(duckdb.Error):
+                        connection.close()
+                    if isinstance(error, duckdb.Error):
+                        raise self.fault(doing, error) from error
+                    raise
+                try:
+                    if guard is not None and self._log_path.exists():
+                        guard.checkpoint(connection)
                     connection.close()
-                if isinstance(error, duckdb.Error):
-                    raise self.fault(doing, error) from error
-                raise
-            try:
-                connection.close()
-            except duckdb.Error as error:
-                # Closing writes a checkpoint. What was committed is in the write-ahead log and safe if that fails.
-                raise self.fault(f"closing after {doing}", error) from error
+                except (duckdb.Error, OSError) as error:
+                    with suppress(duckdb.Error):
+                        connection.close()
+                    # What was committed is in the write-ahead log and safe.
+                    raise self.fault(f"closing after {doing}", error) from error
+            finally:
+                if guard is not None:
+                    guard.close()
 
     def remove(self) -> None:
         """Delete the file and its write-ahead log, if they are there."""
-        for file in (self.path, self.path.with_name(self.path.name + ".wal")):
+        for file in (self.path, self._log_path, undo_path(self.path)):
             file.unlink(missing_ok=True)
 
     def take_place(self, of: Path) -> None:
         """Give this file, which is closed, another's name in one step, durably."""
-        _sync(self.path)
+        sync(self.path)
         os.replace(self.path, of)
-        _sync(of.parent)
+        sync(of.parent)
 
     def fault(self, doing: str, error: BaseException) -> OutputError:
         """An OutputError with the path, the cause and how much room the disk has."""
         cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if "Corrupt database file" in cause and undo_path(self.path).exists():
+            return OutputError(
+                f"{self.path}: {doing} failed, since a process was killed while it wrote to it; the next run mends it, "
+                f"or `docqa status {self.path} --publish`"
+            )
         free = free_space_note(self.path.parent)
         return OutputError(f"{self.path}: {doing} failed: {cause}{free}; what was committed before is kept")
 
@@ -111,10 +132,8 @@ class DatabaseFile:
         pause = _FIRST_PAUSE_SECONDS
         while True:
             try:
-                return duckdb.connect(
-                    str(self.path), read_only=read_only, config=dict(_READER_CONFIG if read_only else WRITER_CONFIG)
-                )
-            except duckdb.Error as error:
+                return self._connect(read_only)
+            except (duckdb.Error, OSError) as error:
                 if not _is_held(error):
                     raise self._opening_fault(error) from error
                 if time.monotonic() + pause > deadline:
@@ -122,7 +141,22 @@ class DatabaseFile:
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
-    def _busy(self, doing: str, error: duckdb.Error) -> OutputBusy:
+    def _connect(self, read_only: bool) -> duckdb.DuckDBPyConnection:
+        if read_only:
+            return duckdb.connect(os.path.realpath(self.path), read_only=True, config=dict(_READER_CONFIG))
+        if undo_path(self.path).exists() and mend(self.path):
+            logger.info("%s: mended what a killed process left half written", self.path)
+        connection = duckdb.connect(os.path.realpath(self.path), config=dict(WRITER_CONFIG))
+        connection.execute("PRAGMA disable_checkpoint_on_shutdown")
+        return connection
+
+    @property
+    def _log_path(self) -> Path:
+        """DuckDB's write-ahead log."""
+        real = Path(os.path.realpath(self.path))
+        return real.with_name(real.name + ".wal")
+
+    def _busy(self, doing: str, error: Exception) -> OutputBusy:
         found = re.search(r"PID (\d+)", str(error))
         pid = int(found.group(1)) if found else None
         holder = f"process {pid}" if pid is not None else "this process, elsewhere," if _is_own(error) else "a process"
@@ -133,7 +167,7 @@ class DatabaseFile:
             holder,
         )
 
-    def _opening_fault(self, error: duckdb.Error) -> OutputError:
+    def _opening_fault(self, error: Exception) -> OutputError:
         text = str(error)
         if self.path.is_dir():
             return OutputError(f"{self.path} is a folder; name a file as output.database")
@@ -149,18 +183,11 @@ class DatabaseFile:
         return self.fault("opening it", error)
 
 
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _is_held(error: Exception) -> bool:
+    waits = isinstance(error, BlockingIOError)  # raised by mend
+    return waits or "Could not set lock" in str(error) or "Conflicting lock" in str(error) or _is_own(error)
 
 
-def _is_held(error: duckdb.Error) -> bool:
-    return "Could not set lock" in str(error) or "Conflicting lock" in str(error) or _is_own(error)
-
-
-def _is_own(error: duckdb.Error) -> bool:
+def _is_own(error: Exception) -> bool:
     """Whether another connection of this very process is in the way."""
     return "with a different configuration" in str(error) or "Unique file handle conflict" in str(error)

@@ -183,7 +183,6 @@ def create_or_check(connection: duckdb.DuckDBPyConnection, path: object) -> None
     if version is None:
         connection.execute("INSERT INTO docqa_meta VALUES ('store_version', ?)", [str(STORE_VERSION)])
     connection.execute("COMMIT")
-    connection.execute("CHECKPOINT")
 
 
 def _migrate(connection: duckdb.DuckDBPyConnection, version: int) -> None:

@@ -30,7 +30,6 @@ def define_views(connection: duckdb.DuckDBPyConnection, schemas: dict[str, Schem
     taken = existing | {view.lower() for view, _ in known.values()}
     names: dict[str, str] = {}
     connection.execute("BEGIN")
-    changed = False
     for schema_name, schema in schemas.items():
         text = canonical_schema(schema)
         view, stored = known.get(schema_name, (None, None))
@@ -40,14 +39,11 @@ def define_views(connection: duckdb.DuckDBPyConnection, schemas: dict[str, Schem
         names[schema_name] = view
         if stored == text and view.lower() in existing:
             continue
-        changed = True
         query = view_query(schema_name, schema, long_answers(connection, schema_name))
         connection.execute(f"CREATE OR REPLACE VIEW {quote_identifier(view)} AS {query}")
         connection.execute("DELETE FROM docqa_schemas WHERE schema_name = ?", [schema_name])
         connection.execute("INSERT INTO docqa_schemas VALUES (?, ?, ?)", [schema_name, view, text])
     connection.execute("COMMIT")
-    if changed:
-        connection.execute("CHECKPOINT")
     return names
 
 
@@ -67,7 +63,6 @@ def widen_views(connection: duckdb.DuckDBPyConnection, answers: Mapping[str, Seq
         if any(is_narrower(kinds[column.name], column) for column in widened(answer_columns(schema), texts)):
             query = view_query(schema_name, schema, long_answers(connection, schema_name))
             connection.execute(f"CREATE OR REPLACE VIEW {quote_identifier(view)} AS {query}")
-            connection.execute("CHECKPOINT")
 
 
 def long_answers(connection: duckdb.DuckDBPyConnection, schema_name: str) -> list[str]:

@@ -30,7 +30,7 @@ def batch(number):
         for row in range(50)
     ]
 if mode == "full":
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1_500_000, 1_500_000))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2_500_000, 2_500_000))
 for number in range(200):
     if mode == "exit" and number == 3:
         with store._connection(writing=True, doing="dying") as connection:
