@@ -10,13 +10,12 @@ import json
 import logging
 import time
 import uuid
-from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.errors import ModelError
-from engine.request import Completion, FinishReason
+from engine.request import Completion, Request
 from jobs.errors import OutputError
 from jobs.job_file import resolve_path
 from jobs.job_settings import Job
@@ -24,7 +23,7 @@ from jobs.journal_records import RunEnding
 from jobs.model import check_kv_device, choose_device, make_engine
 from jobs.observe import SILENT, Observer, Progress, Stopped, StopRequest
 from jobs.output_lock import OutputLock
-from jobs.plan import PlannedRow, RejectedRow
+from jobs.plan import RejectedRow
 from jobs.prepare import PreparedJob, prepare
 from jobs.publish import publish_pending
 from jobs.resume import Selection, open_existing
@@ -33,8 +32,8 @@ from jobs.run_output import START_WAIT_SECONDS, RunOutput
 from jobs.run_progress import RunProgress
 from jobs.run_record import RunWriter
 from jobs.run_requests import RowRequests
+from jobs.run_rows import RunRows
 from jobs.run_statistics import RunStatistics
-from jobs.split_rows import SplitEnd, SplitRows
 from jobs.store import RunRecord
 
 if TYPE_CHECKING:
@@ -114,10 +113,6 @@ class _Run:
         self.stop = stop
         self.observer = observer
         self.started = self.ready_at = started
-        # By place in the plan: 1 when the row is finished, and for the further parts of a row in pieces.
-        self.ended = bytearray(not planned.is_whole for planned in self.plan.rows)
-        self.splits = SplitRows(prepared.planner)
-        self.split_places: dict[tuple[str, str], int] = {}  # of rows in pieces, by key
         self.feed = RowFeed(
             self.plan,
             prepared.planner,
@@ -125,10 +120,6 @@ class _Run:
             on_rejected=self._reject,
             on_reused=lambda row: self.writer.count_reused(),
         )
-        self.same_rows: dict[int, list[int]] = defaultdict(list)  # places answered with that of another row
-        for place, planned in enumerate(self.plan.rows):
-            if planned.same_as is not None:
-                self.same_rows[planned.same_as].append(place)
         self.requests = RowRequests(self.job.sampling, log_probabilities=self.job.answer.confidence)
         self.statistics = RunStatistics()
         self.progress = RunProgress(prepared, observer, prepare_seconds=time.monotonic() - started)
@@ -136,6 +127,15 @@ class _Run:
         self.run = self._new_record()
         self.output = RunOutput(prepared.database, observer.on_note)
         self.writer = RunWriter(self.output, self.run, prepared)
+        self.rows = RunRows(
+            self.plan,
+            prepared.planner,
+            self.feed,
+            self.requests,
+            self.writer,
+            choose=self.job.sampling.choose,
+            submit_again=self._submit_again,
+        )
         self.exit_status: int | None = None
 
     def execute(self) -> RunOutcome:
@@ -162,7 +162,7 @@ class _Run:
             record,
             self.prepared.database,
             self._exit_status(record),
-            self._unreached_documents(),
+            self.rows.unreached_documents(),
             self.output.rows_waiting,
         )
 
@@ -190,16 +190,16 @@ class _Run:
             if budget is not None and time.monotonic() - self.started > budget:
                 self._take_completions(engine, engine.drain())
                 self.exit_status = 5
-                unreached = len(self._unreached_documents())
+                unreached = len(self.rows.unreached_documents())
                 return "out_of_time", (
-                    f"run.time_budget of {budget:g} seconds was used up; {self._rows_pending()} rows of "
+                    f"run.time_budget of {budget:g} seconds was used up; {self.rows.pending} rows of "
                     f"{unreached} documents are pending, and the next run answers them"
                 )
             self._take_completions(engine, engine.step())
             self.output.keep_up()
             self.progress.tell(self.writer, time.monotonic() - self.ready_at)
         engine.check()
-        assert not self._rows_pending(), "rows are left that nothing runs for"
+        assert not self.rows.pending, "rows are left that nothing runs for"
         return "finished", None
 
     def _take_completions(self, engine: Engine, completions: list[Completion]) -> None:
@@ -209,25 +209,22 @@ class _Run:
         while completions:
             for completion in completions:
                 self.statistics.add_completion(completion)
-                self._finish_request(completion)
+                self.rows.request_ended(completion)
             completions = self._go_on(engine)
 
     def _go_on(self, engine: Engine) -> list[Completion]:
         """Hand over the rows that waited for what has ended; returns those of them that can never run."""
         completions = self.feed.go_on(engine, self.requests.of_row)
         self.feed.end_holds(engine)
-        self._take_in_new_rows()
+        self.rows.take_in_new()
         return completions
-
-    def _take_in_new_rows(self) -> None:
-        """Rows have joined the feed that had no prompt when the run began."""
-        self.ended.extend(not planned.is_whole for planned in self.feed.rows[len(self.ended) :])
 
     def _reject(self, rejected: RejectedRow) -> None:
         self.writer.add_rejected(rejected)
 
-    def _rows_pending(self) -> int:
-        return self.ended.count(0) + len(self.feed.waiting)
+    def _submit_again(self, request: Request) -> None:
+        assert self.engine is not None
+        self.engine.submit([request], first=True)
 
     def _stopped(self, signal_number: int) -> tuple[str, str]:
         self.exit_status = 128 + signal_number
@@ -267,79 +264,6 @@ class _Run:
         page_size = self.engine.settings.page_size
         return self.statistics.as_json(self.engine, smallest_pages=self.plan.pages_for_longest_row(page_size))
 
-    def _finish_request(self, completion: Completion) -> None:
-        """File an answer under its row and under those that ask the very same, for which nothing was computed.
-
-        A second draw is each row's own, because its seed depends on the row's key. A row that is asked several times is
-        filed when its last call has ended, and is not drawn again.
-        """
-        if completion.request_id < 0:
-            self._finish_call(completion)
-            return
-        self._finish_row(completion)
-        for index in self.same_rows.pop(completion.request_id, ()):
-            reached_model = completion.finish_reason is not FinishReason.TOO_LONG
-            cached = completion.prompt_tokens if reached_model else 0
-            self._finish_row(
-                replace(completion, request_id=index, cached_tokens=cached, computed_tokens=0, repeated_tokens={})
-            )
-
-    def _finish_call(self, completion: Completion) -> None:
-        ended = self.requests.end_call(completion)
-        if ended is None:
-            return
-        index, calls = ended
-        if completion.finish_reason is FinishReason.TOO_LONG:  # and so are the others
-            self._finish_row(replace(completion, request_id=index))
-            return
-        planned = self.feed.rows[index]
-        self.ended[index] = 1
-        record = self.writer.add_calls(planned, calls, self.job.sampling.choose)
-        self.feed.row_ended(planned.row, record.status, record.answer, planned.segments)
-
-    def _finish_row(self, completion: Completion) -> None:
-        planned = self.feed.rows[completion.request_id]
-        if self._draws_again(planned, completion):
-            return
-        if planned.part is not None:
-            self._finish_part(planned, completion)
-            return
-        self.ended[completion.request_id] = 1
-        if completion.finish_reason is FinishReason.TOO_LONG:
-            error = f"{planned.row.place}: {completion.error}"
-            rejected = RejectedRow(planned.row, "too_long", error, planned.schema.name, planned.prompt_tokens)
-            self.writer.add_rejected(rejected)
-            self.feed.row_ended(planned.row, rejected.status, None, planned.segments)
-            return
-        record = self.writer.add_completed(planned, completion, self.requests.first_draws.get(completion.request_id))
-        self.feed.row_ended(planned.row, record.status, record.answer, planned.segments)
-
-    def _finish_part(self, planned: PlannedRow, completion: Completion) -> None:
-        """One of the pieces of a row's document has been asked, or their answers were combined."""
-        assert planned.part is not None
-        index, row = completion.request_id, planned.row
-        if planned.is_whole:
-            self.split_places[row.doc_id, row.question_id] = index
-        seed = self.requests.seed(index, planned)
-        part = self.writer.ended_part(planned, completion, self.requests.first_draws.get(index), seed)
-        end = self.splits.end_part(part)
-        if not isinstance(end, SplitEnd):
-            self.feed.add_parts(end)
-            return
-        self.ended[self.split_places.pop((row.doc_id, row.question_id))] = 1
-        record = self.writer.add_split(end)
-        self.feed.row_ended(row, record.status, record.answer, None)
-
-    def _draws_again(self, planned: PlannedRow, completion: Completion) -> bool:
-        """Submit a row whose finished answer breaks its schema once more; False if it doesn't, or was so before."""
-        was_drawn_again = completion.request_id in self.requests.first_draws
-        if completion.finish_reason is not FinishReason.STOP or was_drawn_again or self.engine is None:
-            return False
-        if planned.schema.validator.check(self.writer.text_of(completion)).error is None:
-            return False
-        self.engine.submit([self.requests.second_draw(planned, completion)], first=True)
-        return True
-
     def _exit_status(self, record: RunRecord) -> int:
         if record.status == "failed":
             return 3
@@ -348,11 +272,6 @@ class _Run:
         if record.rows_failed == 0:
             return 0 if record.bad_files is None else 1
         return 3 if self.job.run.max_failures.exceeded(record.rows_failed, record.rows_total) else 1
-
-    def _unreached_documents(self) -> list[str]:
-        self._take_in_new_rows()  # a fault may have come between
-        pending = {row.row.doc_id for row, ended in zip(self.feed.rows, self.ended, strict=True) if not ended}
-        return sorted(pending | {dependent.row.doc_id for dependent in self.feed.waiting})
 
     def _new_record(self) -> RunRecord:
         return RunRecord(
