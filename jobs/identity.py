@@ -22,6 +22,8 @@ from jobs.source import InputRow
 DIGEST_VERSION = 1
 """Raise it when a change to docqa may change answers, so that rows answered before are answered again."""
 
+QUESTION_PART = "question"
+
 DECIDING_PARTS = ("model", "engine")
 """Parts that hold what the whole digest does not: an answer whose digests of them are known must share them."""
 
@@ -50,9 +52,9 @@ class RequestIdentity:
         self._choose = sampling.choose
         self._fingerprint = model_fingerprint
         self._common = {
-            "prompt": _short(asdict(prompt)),
+            "prompt": short_digest(asdict(prompt)),
             # Answers from before there was a kv_dtype had that of the model.
-            "model": _short([model_fingerprint, dtype, *([] if kv_dtype == "auto" else [kv_dtype])]),
+            "model": short_digest([model_fingerprint, dtype, *([] if kv_dtype == "auto" else [kv_dtype])]),
         }
         self._parts: dict[tuple[str, str, int], dict[str, str]] = {}
         self._settings: dict[tuple[str, int], str] = {}
@@ -82,15 +84,15 @@ class RequestIdentity:
         key = (schema.text, schema.grammar.backend, samples)
         if key not in self._parts:
             engine = [DIGEST_VERSION, schema.grammar.backend, _backend_version(schema.grammar.backend)]
-            parts = {**self._common, "schema": _short(schema.text), "engine": _short(engine)}
-            self._parts[key] = parts | {"sampling": _short(self._sampling_of(samples))}
+            parts = {**self._common, "schema": short_digest(schema.text), "engine": short_digest(engine)}
+            self._parts[key] = parts | {"sampling": short_digest(self._sampling_of(samples))}
         return self._parts[key]
 
     def _sampling_of(self, samples: int) -> dict[str, Any]:
         return self._sampling if samples == 1 else {**self._sampling, "samples": samples, "choose": self._choose}
 
 
-def _short(value: Any) -> str:
+def short_digest(value: Any) -> str:
     """The first 12 hex digits of the SHA-256 of a JSON-ready value: enough to tell one job's versions apart."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from jobs.answer_schemas import AnswerSchema
+from jobs.identity import QUESTION_PART, short_digest
 from jobs.plan_rows import DependentRow, PreparedRow, RejectedRow, RowFate
 from jobs.prompt import PromptBuilder
 from jobs.prompt_segments import SegmentedPrompt
@@ -47,7 +46,7 @@ class DependentPlanner:
         answers: Mapping[str, str],
         earlier: SegmentedPrompt | None,
     ) -> PreparedRow | RejectedRow:
-        """The row with the answers it uses, by question id; a follow-up goes on from `earlier`."""
+        """The row with the answers it uses, by question id, in its question; a follow-up goes on from `earlier`."""
         assert row.question is not None
         used = {name: answers[name] for name in row.program.after}
         try:
@@ -62,8 +61,8 @@ class DependentPlanner:
         else:
             prefix = self.prompts.shared_prefix(row, document, schema.name, schema.text)
             prompt = self.prompts.question_prompt(prefix, row, question)
-        digest = hashlib.sha256(json.dumps(list(used.items())).encode()).hexdigest()[:12]
-        return self.fit(row, schema, prompt, document, {AFTER_PART: digest})
+        parts = {AFTER_PART: short_digest(list(used.items())), **template_part(row)}
+        return self.fit(replace(row, question=question), schema, prompt, document, parts)
 
     def waiting(
         self,
@@ -107,6 +106,11 @@ class DependentPlanner:
             state=state,
             own_answer=own_answer,
         )
+
+
+def template_part(row: InputRow) -> dict[str, str]:
+    """The part of a dependent row's identity that is its question as it is in the input, with no answers in it."""
+    return {QUESTION_PART: short_digest(row.question)}
 
 
 def missing_answer(row: InputRow, question_id: str, status: str, schema_name: str | None = None) -> RejectedRow:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from jobs.plan_dependents import AFTER_PART
+from jobs.plan_dependents import AFTER_PART, template_part
 from jobs.plan_rows import DependentRow, PreparedRow, RejectedRow, RowFate
 from jobs.resume import UNKNOWN_PART, AnswerHistory, Selection, Standing
 from jobs.source import InputRow
@@ -32,7 +32,7 @@ class Intake:
             else:
                 self.rows_left += 1
             return RowFate(status=outcome.status)
-        standing, changed = self._history.standing(row, outcome.digest, outcome.parts)
+        standing, changed = self._history.standing(outcome.row, outcome.digest, outcome.parts)
         self.standings[standing] += 1
         self.changed_by.update(changed)
         stored = self._history.answers.get((row.doc_id, row.question_id)) if standing is Standing.DONE else None
@@ -47,7 +47,7 @@ class Intake:
     def wait(self, dependent: DependentRow) -> RowFate:
         """File a row that waits for the answers of others; an answer of its own may turn out to be still valid."""
         row = dependent.row
-        standing, changed = self._history.standing(row, None, {})
+        standing, changed = self._history.standing(row, None, template_part(row))
         if not self._history.takes(self._select, row, standing):
             return self.leave(row)
         self.standings[standing] += 1

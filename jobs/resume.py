@@ -10,7 +10,7 @@ from enum import Enum
 from functools import lru_cache
 from pathlib import Path
 
-from jobs.identity import DECIDING_PARTS
+from jobs.identity import DECIDING_PARTS, QUESTION_PART
 from jobs.journal import journal_path, read_journal
 from jobs.source import InputRow
 from jobs.store import AnswerStore
@@ -114,8 +114,9 @@ def _changed_parts(state: KeyState, row: InputRow, parts: Mapping[str, str]) -> 
     changed = []
     if state.document_hash != row.document_hash:
         changed.append("document")
-    if state.question_md5 != _md5(row.question):
-        changed.append("question")
+    # That of a row which comes after others is a template, and stands in the parts: in its place is what it became.
+    if QUESTION_PART not in parts and state.question_md5 != _md5(row.question):
+        changed.append(QUESTION_PART)
     known = _known_parts(state.request_parts) if state.request_parts else {}
     return changed + [name for name, digest in parts.items() if name in known and known[name] != digest]
 

@@ -191,7 +191,7 @@ class RowFeed:
         outcome = prepare(row, dependent.schema, document, dependent.answers, dependent.earlier)
         if isinstance(outcome, RejectedRow):
             return [self._reject(dependent, outcome)]
-        standing, _ = standing_of(dependent.state, row, outcome.digest, outcome.parts)
+        standing, _ = standing_of(dependent.state, outcome.row, outcome.digest, outcome.parts)
         if standing is Standing.DONE:
             self._leave(dependent)
             self._on_reused(row)

@@ -63,6 +63,9 @@ def test_a_prompt_has_the_answers_in_its_text(make_job, prompts_made, tmp_path):
     assert any(f"Given {found['a']['verdict']} and {written}, what follows?" in text for text in texts)
     assert any(f"Is {found['c']['quote']} right?" in text for text in texts)
     assert any("What {{ is }} this?" in text for text in texts), "only questions with `after` are templates"
+    written = dict(query(outcome.database, "SELECT question_id, question FROM answers"))
+    assert written["d"] == f"Is {found['c']['quote']} right?"  # as it was asked
+    assert written["e"] == "What {{ is }} this?"
 
 
 @pytest.fixture
@@ -221,6 +224,13 @@ def test_a_row_is_asked_anew_when_an_answer_it_uses_has_changed_and_only_then(ma
     assert outcome.run.rows_reused == 15 - len(new)
     assert outcome.exit_status == 0
     assert_sound(outcome.database)
+
+
+def test_a_template_that_is_worded_anew_is_named_as_the_cause(make_job):
+    run(make_job(program_rows(3)))
+    rows = [row | ({"question": "So {{ answers.c }}?"} if row["question_id"] == "d" else {}) for row in program_rows(3)]
+    plan = prepare(load_job(make_job(rows))).plan
+    assert (plan.rows_changed, plan.changed_by, plan.answered_rows) == (3, {"question": 3}, 12)
 
 
 def test_the_plan_counts_what_waits(make_job):
