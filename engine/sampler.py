@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,17 +11,12 @@ from torch import Tensor
 from engine.errors import EngineError
 from engine.native import masked_argmax
 from engine.request import SamplingParameters
+from engine.uniform_draw import draw_uniform
 
 
 def mask_words(vocabulary_size: int) -> int:
     """Length of a packed mask row: 32 tokens an int32 word."""
     return -(-vocabulary_size // 32)
-
-
-def draw_uniform(seed: int, token_index: int) -> float:
-    """A number in [0, 1) that depends on the row's seed and the token's index only, not on batch or machine."""
-    digest = hashlib.blake2b(f"{seed}:{token_index}".encode(), digest_size=8).digest()
-    return (int.from_bytes(digest, "big") >> 11) / (1 << 53)
 
 
 def sample(

@@ -9,19 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from jobs.errors import InputError
-from jobs.source_values import id_cells, is_blank, is_id_type, is_list_type, json_cells, plain_type
-
-if TYPE_CHECKING:
-    from jobs.source_rows import Table
-
-PROGRAM_COLUMNS = ("after", "follow_up", "samples")
-"""The columns that say how a question is asked."""
+from jobs.question_columns import PROGRAM_COLUMNS
+from jobs.source_table import Table
+from jobs.source_values import id_cells, is_blank, is_list_type, json_cells, plain_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +36,6 @@ class Program:
 
 PLAIN = Program()
 """The program of a question without any of the columns."""
-
-
-def is_after_type(data_type: pa.DataType) -> bool:
-    """Whether a column can be `after`: ids, or lists of them."""
-    data_type = plain_type(data_type)
-    return is_id_type(data_type.value_type if is_list_type(data_type) else data_type)
-
-
-def is_flag_type(data_type: pa.DataType) -> bool:
-    """Whether a column can be `follow_up`."""
-    data_type = plain_type(data_type)
-    return bool(pa.types.is_boolean(data_type) or pa.types.is_null(data_type))
-
-
-def is_count_type(data_type: pa.DataType) -> bool:
-    """Whether a column can be `samples`."""
-    data_type = plain_type(data_type)
-    return bool(pa.types.is_integer(data_type) or pa.types.is_null(data_type))
 
 
 def read_programs(table: Table) -> list[Program]:

@@ -13,7 +13,8 @@ from jobs.job_settings import InputSettings
 from jobs.source_columns import LONG, NESTED, TWO_TABLES, ColumnMap, Columns, choose_layout, file_columns
 from jobs.source_files import BadFile, InputFile, OpenedFile, TooLarge, find_files, open_file, read_batches
 from jobs.source_join import fill_missing_columns, join, make_row, merge_documents, merge_rows
-from jobs.source_rows import Document, InputRow, Part, PartReader, RowProblem, Table
+from jobs.source_rows import Document, InputRow, Part, PartReader
+from jobs.source_table import RowProblem, Table
 
 __all__ = ["Document", "InputData", "InputRow", "RowProblem", "read_input"]
 

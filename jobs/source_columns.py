@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from jobs.errors import InputError
-from jobs.question_program import PROGRAM_COLUMNS, is_after_type, is_count_type, is_flag_type
+from jobs.question_columns import PROGRAM_COLUMNS, is_after_type, is_count_type, is_flag_type
 from jobs.source_files import OpenedFile
 from jobs.source_values import ID_TYPES, is_id_type, is_list_type, is_text_type, plain_type
 

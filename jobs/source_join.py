@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from jobs.errors import InputError
 from jobs.source_columns import Columns
-from jobs.source_rows import InputRow, Part, RowProblem, first_problem
+from jobs.source_rows import InputRow, Part
+from jobs.source_table import RowProblem, first_problem
 
 
 def make_row(document: Part, question: Part, place: str) -> InputRow:

@@ -12,8 +12,8 @@ from torch import Tensor
 from engine.device_stream import stream_of
 from engine.errors import EngineError
 from engine.request import SamplingParameters
-from engine.sampler import draw_uniform
 from engine.triton.sampling import sample_kernel
+from engine.uniform_draw import draw_uniform
 
 BLOCK = 1024
 WARPS = 8

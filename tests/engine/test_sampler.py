@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from engine.errors import EngineError
 from engine.native import masked_argmax
 from engine.request import SamplingParameters
-from engine.sampler import draw_uniform, mask_words, sample
+from engine.sampler import mask_words, sample
+from engine.uniform_draw import draw_uniform
 
 
 def frequencies(logits, draws=4000, **settings):
