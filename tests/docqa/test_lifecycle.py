@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import duckdb
@@ -113,24 +112,33 @@ def test_a_second_run_names_the_first(docqa, make_job, tmp_path, hold):
     assert docqa("run", path, "--quiet") == (0, "", "")
 
 
-def test_a_second_run_waits(docqa, make_job, tmp_path, hold):
+@pytest.fixture
+def once_it_waits(monkeypatch):
+    """once_it_waits(act): act is called when a run has said that it waits for its output."""
+
+    def once_it_waits(act):
+        def lock(*arguments, on_wait, **options):
+            return OutputLock(*arguments, on_wait=lambda holder: (on_wait(holder), act()), **options)
+
+        monkeypatch.setattr("jobs.run.OutputLock", lock)
+
+    return once_it_waits
+
+
+def test_a_second_run_waits(docqa, make_job, tmp_path, hold, once_it_waits):
     path = make_job(sample_rows(1, 2))
     holder = hold(tmp_path / "answers.duckdb")
     assert docqa("run", path, "--wait", "0.2s", "--quiet")[0] == 4
-    timer = threading.Timer(1.0, holder.kill)
-    timer.start()
+    once_it_waits(holder.kill)
     status, _, err = docqa("run", path, "--wait", "5m")
-    timer.join()
     assert (status, "2 ok" in err, "waiting" in err) == (0, True, True)
 
 
-def test_waiting_ends_with_a_signal(docqa, make_job, tmp_path, hold):
+def test_waiting_ends_with_a_signal(docqa, make_job, tmp_path, hold, once_it_waits):
     path = make_job(sample_rows(1, 2))
     hold(tmp_path / "answers.duckdb")
-    timer = threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    timer.start()
+    once_it_waits(lambda: os.kill(os.getpid(), signal.SIGTERM))
     status, out, _ = docqa("run", path, "--wait", "5m", "--json")
-    timer.join()
     assert (status, json.loads(out)["status"]) == (143, "interrupted")
 
 

@@ -1,5 +1,3 @@
-import time
-
 import pytest
 
 from jobs.schema_types import answer_columns, json_pointer, quote_identifier, quote_literal
@@ -96,8 +94,8 @@ def test_order_is_the_schemas():
 
 
 def test_branching_without_end_is_json_soon():
+    """Followed to its end, the first alone would take 8**30 steps."""
     definitions = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 8} for n in range(30)}
-    began = time.monotonic()
     assert types({"$ref": "#/$defs/d0"}, **{"$defs": definitions}) == "JSON"
     wide = {f"p{n}": {"$ref": f"#/$defs/w{n}"} for n in range(2)}
     assert types({"properties": wide}, **{"$defs": {f"w{n}": {"properties": wide} for n in range(2)}}) == "JSON"
@@ -105,7 +103,6 @@ def test_branching_without_end_is_json_soon():
     for _ in range(3000):
         deep = {"properties": {"a": deep}}
     assert types(deep) == "JSON"
-    assert time.monotonic() - began < 2
 
 
 def test_quoting():

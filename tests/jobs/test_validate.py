@@ -1,12 +1,12 @@
 import json
 import socket
 import threading
-import time
 
 import pytest
 
 from jobs.validate import (
     MAXIMUM_ERROR_CHARACTERS,
+    PATTERN_TIMEOUT_SECONDS,
     AnswerValidator,
     BadSchemaError,
     Validated,
@@ -139,10 +139,9 @@ def test_recursion_is_an_error_text():
 
 def test_catastrophic_pattern_is_stopped():
     evil = r"^(a|aa)+$"
-    began = time.monotonic()
+    assert PATTERN_TIMEOUT_SECONDS <= 1  # of the processor; without a limit these two take years
     assert "took longer than" in error_of({"type": "string", "pattern": evil}, "a" * 50 + "!")
     assert "took longer than" in error_of({"patternProperties": {evil: {}}}, {"a" * 50 + "!": 1})
-    assert time.monotonic() - began < 4
     assert error_of({"type": "string", "pattern": evil}, "aaa") is None
 
 
