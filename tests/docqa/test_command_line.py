@@ -191,7 +191,7 @@ def test_a_run_from_cron(make_job, tmp_path):
         "run", path, *flags, "--on-finish", f"cat >{told}",
         env=environment, stdin=subprocess.DEVNULL, cwd=os.getcwd(),
     )  # fmt: skip
-    out, err = process.communicate(timeout=100)
+    out, err = process.communicate(timeout=600)
     assert (process.returncode, out) == (1, b""), err
     assert b"1 ok, 1 failed" in err
     assert b"was skipped" in err

@@ -80,7 +80,7 @@ ModelConfig.from_folder(folder), model_fingerprint(folder), stop_token_ids(folde
 print("torch" in sys.modules)
 """
     process = python(code)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=600)
     assert output.strip() == "False", errors
     assert errors == ""
 
@@ -238,15 +238,15 @@ def test_cache_that_cannot_be_written(tmp_path):
 
 def test_two_processes_at_once_both_succeed(tmp_path):
     code = f"""
-import time
+import os, time
 from pathlib import Path
 from engine.model_source import build_once
 target, gate = Path({str(tmp_path)!r}) / "model", Path({str(tmp_path)!r}) / "gate"
 def build(folder):
     (folder / "model.safetensors").write_bytes(b"weights")
-    (gate / str(time.monotonic_ns())).touch()
-    deadline = time.monotonic() + 20
-    while len(list(gate.iterdir())) < 2 and time.monotonic() < deadline:  # both are now inside the build
+    (gate / str(os.getpid())).touch()
+    deadline = time.monotonic() + 300
+    while len(list(gate.iterdir())) < 2 and time.monotonic() < deadline:  # until both are inside the build
         time.sleep(0.01)
 build_once(target, build, "abc")
 print((target / "model.safetensors").read_text())
@@ -254,7 +254,7 @@ print((target / "model.safetensors").read_text())
     (tmp_path / "gate").mkdir()
     processes = [python(code), python(code)]
     for process in processes:
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=600)
         assert output.strip() == "weights", errors
     assert len(list((tmp_path / "gate").iterdir())) == 2, "the test must have raced"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gate", "model"]

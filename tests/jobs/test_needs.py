@@ -127,7 +127,7 @@ main()
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "XDG_", "TRANSFORMERS_"))}
     done = subprocess.run(
         [*alone, sys.executable, "-c", program, "run", str(path), "--quiet"],
-        capture_output=True, text=True, check=False, timeout=300, cwd=TESTS.parent,
+        capture_output=True, text=True, check=False, timeout=600, cwd=TESTS.parent,
         env={**kept, "HOME": str(tmp_path / "home")},
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

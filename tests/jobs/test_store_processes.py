@@ -47,9 +47,10 @@ for number in range(200):
 
 HOLDER = """
 import duckdb, sys, time
-connection = duckdb.connect(sys.argv[1], read_only=True)
-print(connection.execute("SELECT count(*) FROM answers").fetchone()[0], flush=True)
-time.sleep(float(sys.argv[2]))
+with duckdb.connect(sys.argv[1], read_only=True) as connection:
+    print(connection.execute("SELECT count(*) FROM answers").fetchone()[0], flush=True)
+    time.sleep(float(sys.argv[2]))
+    print(time.monotonic(), flush=True)
 """
 
 
@@ -116,9 +117,9 @@ def test_writer_waits_for_a_reader(path):
     store = AnswerStore(path)
     with start(HOLDER, path, 0.7) as holder:
         holder.stdout.readline()
-        began = time.monotonic()
         store.begin_run(RunRecord(run_id="r1"))
-        assert time.monotonic() - began > 0.2
+        written = time.monotonic()
+        assert written > float(holder.stdout.readline())
     assert store.run("r1").status == "running"
 
 
@@ -126,10 +127,8 @@ def test_holder_is_named_after_the_timeout(path):
     store = AnswerStore(path, lock_timeout_seconds=0.3)
     with start(HOLDER, path, 60) as holder:
         holder.stdout.readline()
-        began = time.monotonic()
         with pytest.raises(OutputBusy, match=rf"{path}.*process {holder.pid} has the database open") as caught:
             store.begin_run(RunRecord(run_id="r1"))
-        assert time.monotonic() - began < 5
         assert caught.value.pid == holder.pid
         assert isinstance(caught.value, OutputError)
         # Two readers get along.
