@@ -11,6 +11,7 @@ import logging
 import time
 import uuid
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ from jobs.run_requests import RowRequests
 from jobs.run_rows import RunRows
 from jobs.run_statistics import RunStatistics
 from jobs.store import RunRecord
+from jobs.store_records import utc_now
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -86,7 +88,7 @@ def run_job(
     )
     try:
         with lock:
-            started = time.monotonic()
+            started, started_at = time.monotonic(), utc_now()
             report = publish_pending(database, wait_seconds=START_WAIT_SECONDS, locked=True)
             if report.rows_published:
                 observer.on_note(f"{report.rows_published} answers of an earlier run were published")
@@ -100,14 +102,16 @@ def run_job(
                     check_kv_device(job.engine.kv_dtype, job.model.dtype, choose_device(job.model.device))
             for note in prepared.plan.notes:
                 observer.on_note(note)
-            return _Run(prepared, stop, observer, started).execute()
+            return _Run(prepared, stop, observer, started, started_at).execute()
     except Stopped as stopped:
         record = RunRecord(run_id=_new_run_id(), job_name=job.name, status="interrupted", error=_stop_text(stopped))
         return RunOutcome(record, database, 128 + stopped.signal_number)
 
 
 class _Run:
-    def __init__(self, prepared: PreparedJob, stop: StopRequest, observer: Observer, started: float) -> None:
+    def __init__(
+        self, prepared: PreparedJob, stop: StopRequest, observer: Observer, started: float, started_at: datetime
+    ) -> None:
         self.prepared = prepared
         self.job, self.plan, self.model = prepared.job, prepared.plan, prepared.model
         self.stop = stop
@@ -124,7 +128,7 @@ class _Run:
         self.statistics = RunStatistics()
         self.progress = RunProgress(prepared, observer, prepare_seconds=time.monotonic() - started)
         self.engine: Engine | None = None
-        self.run = self._new_record()
+        self.run = self._new_record(started_at)
         self.output = RunOutput(prepared.database, observer.on_note)
         self.writer = RunWriter(self.output, self.run, prepared)
         self.rows = RunRows(
@@ -273,10 +277,11 @@ class _Run:
             return 0 if record.bad_files is None else 1
         return 3 if self.job.run.max_failures.exceeded(record.rows_failed, record.rows_total) else 1
 
-    def _new_record(self) -> RunRecord:
+    def _new_record(self, started_at: datetime) -> RunRecord:
         return RunRecord(
             run_id=_new_run_id(),
             job_name=self.job.name,
+            started_at=started_at,  # before it was planned, as load_seconds are counted
             model=self.model.source.name,
             model_fingerprint=self.model.fingerprint,
             config=json.dumps(self.job.as_dict(), ensure_ascii=False),

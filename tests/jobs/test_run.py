@@ -13,6 +13,7 @@ from jobs.job_file import load_job
 from jobs.output_lock import OutputLock, OutputLocked
 from jobs.run import Observer, StopRequest, prepare, run_job
 from jobs.store import AnswerStore
+from jobs.store_records import utc_now
 from tests.job_fixtures import sample_rows, write_rows
 
 
@@ -40,8 +41,10 @@ def assert_sound(database):
 
 
 def test_every_row_is_answered_validly_and_reuse_is_perfect(make_job):
-    outcome = run(make_job(sample_rows()))
+    stages = []
+    outcome = run(make_job(sample_rows()), observer=Observer(on_stage=lambda _: stages.append(utc_now())))
     record = outcome.run
+    assert record.started_at <= stages[0]  # planning belongs to the run, as in its load_seconds
     assert (outcome.exit_status, record.status, record.error) == (0, "finished", None)
     assert (record.rows_total, record.rows_ok, record.rows_failed) == (20, 20, 0)
     assert record.computed_tokens == record.minimum_tokens < record.prompt_tokens / 2
