@@ -17,7 +17,7 @@ from rich.text import Text
 
 from docqa.plain_console import plain_console
 from docqa.progress import LineInterval, progress_line
-from docqa.run_summary import summary_lines
+from docqa.run_summary import over_limit_text, summary_lines
 from jobs.observe import Observer, Progress
 
 
@@ -83,8 +83,9 @@ class TextLog:
 
     def finished(self, summary: dict[str, Any]) -> None:
         """How the run ended."""
-        if summary["error"] is not None:
-            self.error(summary["error"])
+        for fault in (summary["error"], over_limit_text(summary)):
+            if fault is not None:
+                self.error(fault)
         if not self._quiet:
             for line in summary_lines(summary):
                 self._line(line)

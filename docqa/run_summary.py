@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from docqa.exit_status import NOTHING_RUN, OUTPUT_HELD
+from docqa.exit_status import ENDED_ABNORMALLY, NOTHING_RUN, OUTPUT_HELD
 from docqa.wording import bad_files_text, row_counts
 from jobs.output_lock import OutputLocked
 from jobs.run import RunOutcome
@@ -65,7 +65,18 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
     return lines
 
 
+def over_limit_text(summary: dict[str, Any]) -> str | None:
+    """Why a run that finished has the exit status of one that did not: more rows failed than the job allows."""
+    if summary["exit_status"] != ENDED_ABNORMALLY or summary["error"] is not None:
+        return None
+    limit = json.dumps(summary["config"]["run"]["max_failures"])
+    return (
+        f"{summary['rows_failed']:,} of {summary['rows_total']:,} rows failed, and run.max_failures is {limit}: "
+        f"exit status {ENDED_ABNORMALLY}; docqa report says why they failed"
+    )
+
+
 def _with_message(summary: dict[str, Any]) -> dict[str, Any]:
     """Adds `message`: the whole in words, a few lines, for a mail."""
-    error = [summary["error"]] if summary["error"] is not None else []
-    return summary | {"message": "\n".join([*summary_lines(summary), *error])}
+    faults = [text for text in (summary["error"], over_limit_text(summary)) if text is not None]
+    return summary | {"message": "\n".join([*summary_lines(summary), *faults])}

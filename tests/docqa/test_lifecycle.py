@@ -45,13 +45,19 @@ def hold():
 
 @pytest.mark.parametrize(("failing", "status"), [(0, 0), (1, 1), (6, 1), (7, 3)])
 def test_exit_statuses_tell_failures_apart(docqa, make_job, failing, status):
-    """Case 72: rows that fail, within max_failures and above; the last line on stdout is the summary."""
+    """Case 72: rows that fail, within max_failures and above; the last line on stdout is the summary.
+
+    One who reads only what a quiet run writes is told why the exit status is 3.
+    """
     rows = sample_rows(2, 5)
     for row in rows[:failing]:
         row["question"] = ""
-    found, out, _ = docqa("run", make_job(rows, run={"max_failures": "60%"}), "--json")
+    found, out, err = docqa("run", make_job(rows, run={"max_failures": "60%"}), "--json", "--quiet")
     summary = json.loads(out.splitlines()[-1])
     assert (found, summary["exit_status"], summary["rows_failed"]) == (status, status, failing)
+    why = '7 of 10 rows failed, and run.max_failures is "60%": exit status 3; docqa report says why they failed'
+    assert err == (f"docqa: {why}\n" if status == 3 else "")
+    assert (summary["message"].splitlines()[-1] == why) == (status == 3)
 
 
 def test_exit_statuses_of_runs_that_did_not_end_well(docqa, make_job, tmp_path, monkeypatch):
