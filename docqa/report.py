@@ -37,7 +37,7 @@ from jobs.store import AnswerStore
     envvar="DOCQA_DOCUMENTS",
     metavar="JOB",
     help="With --html: show answers beside their document, whose text is read from this job's input (or from Parquet "
-    "files with documents and questions).",
+    "files with documents).",
 )
 @click.option(
     "--check",
@@ -71,7 +71,8 @@ def command(
     if page is not None and data is not None:
         texts = None
         if documents is not None:  # read after the database is closed: a large input takes its time
-            texts = document_texts(documents, {document["document_hash"] for document in report["documents"]})
+            wanted = {document["document_hash"] for document in report["documents"]}
+            texts = document_texts(documents, wanted, report["config"].get("input", {}).get("columns", {}))
         content = page_of(report, data, texts)
         written = write_page(page, content, store.path)
         if not quiet:

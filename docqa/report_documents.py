@@ -8,24 +8,24 @@ from typing import Any
 
 from jobs.job_file import load_job
 from jobs.job_settings import InputSettings
-from jobs.source import read_input
+from jobs.source import read_documents
 
 MOST_DOCUMENT_BYTES = 5 << 20
 """What a page holds of documents at most; those that don't fit are left out whole, and the page says so."""
 
 
-def document_texts(source: Path, wanted: Collection[str]) -> dict[str, str]:
+def document_texts(source: Path, wanted: Collection[str], columns: Mapping[str, str]) -> dict[str, str]:
     """The texts of the wanted documents by hash, as far as the input still has them.
 
-    `source` is a job file, or Parquet files that have documents and questions: a file, a folder or a glob. Raises
-    JobError for one that can't be used.
+    `source` is a job file, or Parquet files that have documents: a file, a folder or a glob, whose columns are named as
+    `columns` says. Raises JobError for one that can't be used.
     """
     if source.suffix == ".toml":
         job = load_job(source)
         settings, folder = job.input, job.folder
     else:
-        settings, folder = InputSettings((str(source),)), Path.cwd()
-    documents = read_input(settings, folder).documents
+        settings, folder = InputSettings((str(source),), columns=columns), Path.cwd()
+    documents = read_documents(settings, folder)
     return {document_hash: documents[document_hash].text for document_hash in wanted if document_hash in documents}
 
 

@@ -5,7 +5,7 @@ turns out to be damaged leaves nothing behind. Nothing is returned before every 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from jobs.errors import InputError
@@ -16,7 +16,7 @@ from jobs.source_join import fill_missing_columns, join, make_row, merge_documen
 from jobs.source_rows import Document, InputRow, Part, PartReader
 from jobs.source_table import RowProblem, Table
 
-__all__ = ["Document", "InputData", "InputRow", "RowProblem", "read_input"]
+__all__ = ["Document", "InputData", "InputRow", "RowProblem", "read_documents", "read_input"]
 
 # Between tries, how much smaller the batches of a file become whose rows are too large for Arrow's offsets.
 SHRINK = 16
@@ -59,6 +59,11 @@ def read_input(settings: InputSettings, folder: Path) -> InputData:
     return _Reader(settings, folder).read()
 
 
+def read_documents(settings: InputSettings, folder: Path) -> dict[str, Document]:
+    """The documents alone, by hash, whatever the layout; their files need not have questions. Raises as read_input."""
+    return _Reader(replace(settings, questions=()), folder).read_documents()
+
+
 class _Reader:
     def __init__(self, settings: InputSettings, folder: Path) -> None:
         self.settings, self.folder = settings, folder
@@ -99,6 +104,18 @@ class _Reader:
             layout=layout,
             bad_files=self.bad,
         )
+
+    def read_documents(self) -> dict[str, Document]:
+        tables, mapping = self._open_tables(), ColumnMap(self.settings.columns)
+        columns = []
+        for opened in tables["documents"]:
+            own = file_columns(opened, "documents", mapping).used["document"]
+            columns.append(Columns({"document": own}, ()))
+        contents = self._read_table("documents", tables, columns)
+        self._raise_bad()
+        if self.error is not None:
+            raise self.error
+        return contents.documents
 
     def _open_tables(self) -> dict[str, list[OpenedFile]]:
         """Find all files and read their footers."""

@@ -217,8 +217,9 @@ def write_input(path, documents, questions=20):
 def test_documents_are_read_from_the_input_by_their_hash(docqa, two_nights, tmp_path):
     write_input(tmp_path / "rows.parquet", 4)
     (tmp_path / "job.toml").write_text('input.documents = "rows.parquet"\nanswer.schema = "answer"\n')
+    write_rows(tmp_path / "documents.parquet", [{"document": text_of(d)} for d in range(4)])
     texts = {text_hash(text_of(d)): text_of(d) for d in range(4)}
-    for source in ("job.toml", "rows.parquet"):
+    for source in ("job.toml", "rows.parquet", "documents.parquet"):
         path = tmp_path / "page.html"
         assert docqa("report", two_nights.path, "--html", path, "--documents", tmp_path / source)[0] == 0
         assert Page(path.read_text()).data["document_texts"] == texts
