@@ -25,7 +25,8 @@ import triton
 from engine.attention_reference import ReferenceAttention
 from engine.attention_triton import TritonAttention
 from engine.decoder import Decoder
-from engine.engine import Engine, EngineSettings
+from engine.engine import Engine
+from engine.engine_settings import EngineSettings
 from engine.kv_cache import KVCache
 from engine.kv_quantization import KV_DTYPES, LEAST_FP8_CAPABILITY
 from engine.model_config import ModelConfig

@@ -22,7 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import engine  # noqa: F401  # before torch, for what it sets
 from engine.decoder import Decoder
-from engine.engine import Engine, EngineSettings
+from engine.engine import Engine
+from engine.engine_settings import EngineSettings
 from engine.model_config import ModelConfig
 from engine.request import Request, SamplingParameters
 from engine.weights import random_weights

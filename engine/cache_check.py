@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.radix_cache import NodeState, RadixCache
+from engine.radix_cache import RadixCache
+from engine.radix_node import NodeState
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
-from engine.radix_cache import Node
+from engine.radix_node import Node
 from engine.repeats import MOST_SAME, TokenIndex
 from engine.sequence import Sequence
 

@@ -13,6 +13,8 @@ import torch
 from engine.attention_choice import make_attention
 from engine.cache_check import check_cache, page_counts
 from engine.drafts import Drafter
+from engine.engine_settings import EngineSettings
+from engine.engine_statistics import EngineStatistics
 from engine.forward_work import ForwardWork
 from engine.hold import Hold
 from engine.kv_cache import KVCache
@@ -20,10 +22,11 @@ from engine.kv_memory import kv_page_bytes, kv_value_bytes
 from engine.kv_quantization import KV_DTYPES
 from engine.page_pool import PagePool
 from engine.prefix_order import depth_first_order
-from engine.radix_cache import Node, RadixCache
+from engine.radix_cache import RadixCache
+from engine.radix_node import Node
 from engine.request import Completion, FinishReason, Request
 from engine.runner import Model, Runner
-from engine.scheduler import MAX_ROWS, Scheduler
+from engine.scheduler import Scheduler
 from engine.sequence import Sequence as RunningSequence
 from engine.step import Step
 from engine.step_record import StepRecord, prompt_and_output_flops
@@ -45,47 +48,6 @@ DETERMINISTIC_ROW_BLOCK = 64
 CPU_FIXED_COST_ROWS, GPU_FIXED_COST_ROWS = 12, 256
 """A decoding step's fixed cost (reading the weights, mostly) in rows, for the drafter. Measured on 2 cores with
 SmolLM2-135M: 11 rows with one document of 2,000 tokens, 20 with four; a GPU reads weights for hundreds."""
-
-
-@dataclass(frozen=True)
-class EngineSettings:
-    """How the engine runs. Every optimisation has a switch, so that its gain can be shown and the plain path kept."""
-
-    kv_pages: int
-    page_size: int = 16
-    kv_dtype: str = "auto"  # keys and values as the model computes them, or in 8 bits: "int8" or "fp8"
-    step_tokens: int = 1024
-    max_rows: int = MAX_ROWS
-    reserved_output: float = (
-        1.0  # share of max_tokens for which pages are taken at admission; below 1 rows may be preempted
-    )
-    keep_unneeded: bool = True  # keep prefixes that no submitted request needs, for requests that may still come
-    reuse: bool = True  # share computed prefixes between requests
-    share_prefixes: bool = True  # rows with common pages read them as one attention item
-    drafts: bool = True  # guess tokens that the grammar forces or the prompt has, and check them all at once
-    graphs: bool = True  # on a GPU, replay decoding steps as CUDA graphs
-    overlap: bool = True  # on a GPU, launch a step before the caller has dealt with what the one before it ended
-    deterministic: bool = False  # the same bits for a row whatever the batch, order, chunks, cache and drafts
-    attention: str = "auto"  # the fastest that runs here, or "native", "torch", "triton", "reference"
-
-
-@dataclass
-class EngineStatistics:
-    """Counts since the engine was made. Pages at peak are those held by anyone, evictable ones included."""
-
-    steps: int = 0
-    step_rows: int = 0  # query rows over all steps
-    decoding_rows: int = 0  # of which predicted a token after the first
-    work_items: int = 0
-    shared_items: int = 0  # of which served several sequences at once
-    peak_pages: int = 0
-    preemptions: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0  # of the drafted
-    prefill_seconds: float = 0.0  # steps that computed any prompt token
-    decode_seconds: float = 0.0  # steps that did not
-    mask_seconds: float = 0.0  # of both, to write the masks of grammars
-    log_probability_seconds: float = 0.0  # of both, to say how likely tokens were
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.radix_cache import Node
+from engine.radix_node import Node
 
 
 @dataclass(eq=False)

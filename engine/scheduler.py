@@ -17,7 +17,8 @@ import time
 from collections import Counter, deque
 
 from engine.hold import Hold
-from engine.radix_cache import Node, RadixCache
+from engine.radix_cache import RadixCache
+from engine.radix_node import Node
 from engine.sequence import Sequence
 from engine.step import Step, StepBuilder
 

@@ -7,7 +7,8 @@ from collections import Counter
 import numpy as np
 
 from engine.grammar import GrammarState
-from engine.radix_cache import Claim, Node
+from engine.radix_cache import Claim
+from engine.radix_node import Node
 from engine.request import Completion, FinishReason, RepeatCause, Request
 
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from engine.decoder import Decoder
-    from engine.engine import Engine, EngineSettings
+    from engine.engine import Engine
+from engine.engine_settings import EngineSettings
 
 SHARE_OF_FREE_MEMORY = 0.5
 """The KV cache takes at most this share of the memory that is free, unless engine.kv_memory says otherwise."""
@@ -131,7 +132,7 @@ def engine_settings(
 
     `memory_bytes` is what the KV cache may take where engine.kv_memory is auto; by default a share of what is free.
     """
-    from engine.engine import EngineSettings
+    from engine.engine_settings import EngineSettings
 
     page_size = job.engine.page_size
     limit = job.engine.kv_memory

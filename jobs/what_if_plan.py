@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from engine.page_pool import PagePool
-from engine.radix_cache import Node, RadixCache
+from engine.radix_cache import RadixCache
+from engine.radix_node import Node
 
 
 class PlannedCache:

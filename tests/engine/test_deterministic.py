@@ -8,7 +8,8 @@ import torch
 
 from engine import attention_native
 from engine.decoder import Decoder
-from engine.engine import Engine, EngineSettings
+from engine.engine import Engine
+from engine.engine_settings import EngineSettings
 from engine.errors import ModelError
 from engine.linear import Linear, matrix_product_rows
 from engine.model_config import ModelConfig

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.decoder import Decoder
-from engine.engine import Engine, EngineSettings
+from engine.engine import Engine
+from engine.engine_settings import EngineSettings
 from engine.model_config import ModelConfig
 from engine.repeats import KEY_TOKENS, MOST_PLACES, MOST_SAME, TokenIndex
 from engine.request import FinishReason, Request, SamplingParameters

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from engine.decoder import Decoder
-from engine.engine import Engine, EngineSettings
+from engine.engine import Engine
+from engine.engine_settings import EngineSettings
 from engine.model_config import ModelConfig
 from engine.request import Request, SamplingParameters
 from engine.weights import random_weights

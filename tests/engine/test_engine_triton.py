@@ -6,7 +6,8 @@ import torch
 from engine import token_draw
 from engine.attention_choice import make_attention
 from engine.decoder import Decoder
-from engine.engine import Engine, EngineSettings
+from engine.engine import Engine
+from engine.engine_settings import EngineSettings
 from engine.errors import ModelError
 from engine.model_config import ModelConfig
 from engine.padded_decode import PaddedDecode, row_buckets

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from engine.decoder import Decoder
-from engine.engine import Engine, EngineSettings
+from engine.engine import Engine
+from engine.engine_settings import EngineSettings
 from engine.model_config import ModelConfig
 from engine.request import FinishReason, Request, SamplingParameters
 from engine.weights import random_weights

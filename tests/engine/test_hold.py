@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from engine.engine import Engine, EngineSettings
+from engine.engine import Engine
+from engine.engine_settings import EngineSettings
 from engine.prefix_order import depth_first_order
 from engine.request import RepeatCause, Request, SamplingParameters
 from tests.engine.conftest import STOP_ID, VOCABULARY_SIZE

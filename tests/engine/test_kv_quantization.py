@@ -14,7 +14,8 @@ from engine.attention_native import NativeAttention
 from engine.attention_reference import ReferenceAttention
 from engine.attention_triton import TritonAttention
 from engine.decoder import Decoder
-from engine.engine import Engine, EngineSettings
+from engine.engine import Engine
+from engine.engine_settings import EngineSettings
 from engine.errors import ModelError
 from engine.kv_cache import KVCache
 from engine.kv_check import check_kv_dtype, mean_divergence

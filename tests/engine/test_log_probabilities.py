@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from engine import token_draw
 from engine.decoder import Decoder
-from engine.engine import Engine, EngineSettings
+from engine.engine import Engine
+from engine.engine_settings import EngineSettings
 from engine.log_probabilities import plain_token_log_probabilities, token_log_probabilities
 from engine.model_config import ModelConfig
 from engine.native import log_probabilities as native

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from engine import runner, token_draw
 from engine.decoder import Decoder
 from engine.device_stream import HostStream, Staging
-from engine.engine import Engine, EngineSettings
+from engine.engine import Engine
+from engine.engine_settings import EngineSettings
 from engine.errors import EngineError
 from engine.request import Request, SamplingParameters
 from engine.triton.row_operations import TritonRowOperations

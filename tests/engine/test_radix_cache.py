@@ -9,7 +9,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from engine.cache_check import check_cache, page_counts
 from engine.page_pool import PagePool
 from engine.prefix_order import common_prefix_length, depth_first_order, first_positions
-from engine.radix_cache import NodeState, RadixCache
+from engine.radix_cache import RadixCache
+from engine.radix_node import NodeState
 from tests.engine.conftest import tokens
 
 

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.engine import Engine, EngineSettings
+from engine.engine import Engine
+from engine.engine_settings import EngineSettings
 from engine.forward_work import ForwardWork
 from engine.model_config import ModelConfig
 from engine.prefix_order import common_prefix_length, depth_first_order
