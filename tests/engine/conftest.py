@@ -25,6 +25,12 @@ TINY_CONFIG = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _same_draws():
+    """Without it, what torch draws in a test would depend on the tests before it."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def tiny_model():
     """A random two-layer Llama in fp32: (decoder, config)."""

@@ -93,6 +93,6 @@ def test_a_migration_that_is_killed_is_done_again(path):
         time.sleep(delay)
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
-        assert query(path, "SELECT count(*) FROM answers") == [(5_000,)]
         AnswerStore(path)
+        assert query(path, "SELECT count(*) FROM answers") == [(5_000,)]
         assert_migrated(path, 5_000)
