@@ -67,6 +67,11 @@ def _rows(summary: dict[str, Any], row: Any) -> None:
         row("  identical", summary["rows_identical"], "ask the same as another row, and get its answer")
     if summary["rows_cut"]:
         row("  cut", summary["rows_cut"], f"get the beginning of their document ({summary['documents_cut']:,} of them)")
+    if summary["rows_split"]:
+        note = f"asked of pieces of their document: {summary['piece_calls']:,} calls, and those that combine answers"
+        row("  in pieces", summary["rows_split"], note)
+    if summary["rows_sampled"]:
+        row("  sampled", summary["rows_sampled"], f"asked several times: {summary['sample_calls']:,} calls")
     statuses = sorted(summary["rejected_by_status"].items(), key=lambda part: (-part[1], part[0]))
     row("that can't run", summary["rows_rejected"], ", ".join(f"{rows:,} {status}" for status, rows in statuses))
     if summary["rows_gone"]:

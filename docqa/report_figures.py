@@ -54,6 +54,7 @@ def report_of(store: AnswerStore, run_id: str | None) -> dict[str, Any]:
             **(_measured(rows, run) if store.version >= STATISTICS_VERSION else _NOT_MEASURED),
             "quotes": _quotes(rows, run) if store.version >= QUOTES_VERSION else None,
             "cut": _cut(rows, run) if store.version >= CUT_DOCUMENTS_VERSION else None,
+            "calls": _calls(rows, run) if store.version >= CUT_DOCUMENTS_VERSION else [],
             "failures": _failures(rows, run),
             "errors": rows(
                 "SELECT doc_id, question_id, status, error FROM answers "
@@ -254,6 +255,15 @@ def _cut(rows: Rows, run: RunRecord) -> dict[str, int] | None:
         run.run_id,
     )
     return cut if cut["rows"] else None
+
+
+def _calls(rows: Rows, run: RunRecord) -> list[dict[str, Any]]:
+    """Of rows that took several calls, how many did by kind: `piece` and `combine` of long documents, `sample`."""
+    return rows(
+        "SELECT kind, count(*) AS calls, count(DISTINCT (doc_id, question_id)) AS rows FROM calls WHERE run_id = ? "
+        "GROUP BY kind ORDER BY kind DESC",
+        run.run_id,
+    )
 
 
 def _failures(rows: Rows, run: RunRecord) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from docqa.report_changes import CHANGES
 from docqa.report_documents import document_note, fitting_texts
 from docqa.report_figures import PERCENTILES
 from docqa.report_rows import DOCUMENT_PLACE, cut_text
+from docqa.report_text import CALL_TITLES
 from docqa.report_time import TIME_PARTS
 from docqa.wording import bad_files_text, bytes_text, duration, row_counts
 from jobs.errors import OutputError
@@ -61,6 +62,7 @@ def page_of(report: dict[str, Any], data: dict[str, Any], documents: Mapping[str
         comparison=_comparison(report),
         level_titles=report_charts.LEVEL_TITLES,
         charts=report_charts,
+        call_titles=CALL_TITLES,
         change_words=CHANGES,
         time_parts=TIME_PARTS,
         shown=data["shown"],

@@ -12,6 +12,14 @@ from docqa.report_reuse import TOKEN_COUNTS
 from docqa.report_time import TIME_PARTS
 from docqa.wording import bad_files_text, bytes_text, duration, row_counts
 
+CALL_NAMES = {"sample": "samples", "piece": "pieces", "combine": "combinings"}
+CALL_TITLES = {
+    "sample": "calls of questions asked several times",
+    "piece": "calls for pieces of long documents",
+    "combine": "calls that combine their answers",
+}
+"""Of rows that took several calls, what those were."""
+
 SHOWN = 10
 SHOWN_SLOWEST = 3
 
@@ -50,6 +58,9 @@ def _totals(report: dict[str, Any]) -> Table:
         cut = report["cut"]
         share = cut["used_document_tokens"] / cut["document_tokens"]
         table.add_row("cut", f"{cut['rows']:,}", f"had only the beginning of their document, {share:.1%} of its tokens")
+    for entry in report["calls"]:
+        note = f"{CALL_TITLES[entry['kind']]}, of {entry['rows']:,} rows"
+        table.add_row(CALL_NAMES[entry["kind"]], f"{entry['calls']:,}", note)
     table.add_row("prompt tokens", f"{report['prompt_tokens']:,}")
     if report["reused_share"] is not None:
         table.add_row("  reused", f"{report['cached_tokens']:,}", f"{report['reused_share']:.1%} of prompt tokens")

@@ -57,6 +57,21 @@ class Plan:
         return sum(planned.part is not None and planned.part.call == 0 for planned in self.rows)
 
     @property
+    def piece_calls(self) -> int:
+        """Calls that ask a piece of a document; how many combine their answers is found when these are there."""
+        return sum(planned.part is not None for planned in self.rows)
+
+    @property
+    def rows_sampled(self) -> int:
+        """Rows that are asked several times."""
+        return sum(planned.samples > 1 for planned in self.rows)
+
+    @property
+    def sample_calls(self) -> int:
+        """How often these are asked in all."""
+        return sum(planned.samples for planned in self.rows if planned.samples > 1)
+
+    @property
     def dependent_known_tokens(self) -> int:
         """Tokens that the prompts of waiting rows begin with; what follows depends on answers."""
         return sum(dependent.known_tokens for dependent in self.dependents)
@@ -76,10 +91,9 @@ class Plan:
                 'context (run.on_too_long = "truncate"); answers.used_document_tokens says how much'
             )
         if self.rows_split:
-            pieces = sum(planned.part is not None for planned in self.rows)
             notes.append(
                 f"{self.rows_split} rows have a document that is longer than the model's context, and are asked of its "
-                f'{pieces} pieces (run.on_too_long = "split")'
+                f'pieces (run.on_too_long = "split"): {self.piece_calls} calls, and those that combine their answers'
             )
         if self.rows_left:
             notes.append(f"{self.rows_left} rows are new or changed and left for docqa run")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from engine.forward_work import ForwardWork
 from jobs.job_settings import Job
 from jobs.machine import machine_name
-from jobs.plan import Plan
+from jobs.plan import Plan, PlannedRow
 from jobs.run_speed import RunSpeed, SpeedSetting, run_speeds
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ class PlannedWork:
         """The work of a plan.
 
         Of rows that wait for answers of others, and of what combines the answers of pieces, no more is known than how
-        long they may be: that counts, so the estimate of such a plan is on the long side.
+        long they may be: that counts, so the estimate of such a plan is on the long side. Answers are combined at once;
+        what more than fit in a prompt takes beyond that is little beside the pieces.
         """
         asked = [row for row in plan.rows if row.same_as is None]
         flops = sum(work.flops(row.prompt_tokens - row.minimum_tokens, row.minimum_tokens) for row in asked)
@@ -54,13 +55,24 @@ class PlannedWork:
             work.flops(len(dependent.prefix), max(dependent.reserve_tokens - max_tokens, len(dependent.known_rest)))
             for dependent in plan.dependents
         )
-        flops += plan.rows_split * work.flops(0, max(plan.combining_tokens - max_tokens, 0))
+        flops += sum(
+            work.flops(0, min(_combining_tokens(row, max_tokens), max(plan.combining_tokens - max_tokens, 0)))
+            for row in asked
+            if row.part is not None and row.is_whole
+        )
         prompt_tokens = sum(row.prompt_tokens for row in asked) + plan.dependent_known_tokens
         mean = prompt_tokens / max(len(asked) + len(plan.dependents), 1)
         schemas = sorted({row.schema.text for row in plan.rows} | {row.schema.text for row in plan.dependents})
         answers = sha256("\n".join([str(max_tokens), *schemas]).encode()).hexdigest()[:16]
         requests = sum(row.samples for row in asked) + len(plan.dependents) + plan.rows_split
         return cls(answers, plan.rows_to_run, requests, flops, mean, max_tokens)
+
+
+def _combining_tokens(first_piece: PlannedRow, max_tokens: int) -> int:
+    """Tokens of the prompt that combines the answers of a row's pieces, if all of them are as long as they may be."""
+    assert first_piece.part is not None
+    around = first_piece.prompt_tokens - first_piece.segments.used_document_tokens
+    return around + first_piece.part.count * max_tokens
 
 
 @dataclass(frozen=True)

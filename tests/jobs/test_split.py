@@ -3,6 +3,7 @@
 import json
 import re
 import tomllib
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,12 +12,18 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from docqa.plan_summary import plan_summary
+from docqa.report_figures import report_of
+from engine.forward_work import ForwardWork
 from jobs.errors import JobFileError
 from jobs.job_file import load_job
 from jobs.job_settings import SplitSettings
+from jobs.observe import Observer
 from jobs.prompt_split import piece_places
 from jobs.resume import Selection
 from jobs.run import prepare
+from jobs.store import AnswerStore
+from jobs.time_estimate import PlannedWork
 from tests.jobs.test_after import program_rows, prompts_made  # noqa: F401
 from tests.jobs.test_run import answers, assert_sound, query, run
 
@@ -37,7 +44,13 @@ def split_rows(questions=2, sentences=60):
 
 def test_pieces_share_their_instructions_and_all_calls_are_counted(make_job):
     """Case 24."""
-    outcome = run(make_job(split_rows(), **SPLIT))
+    path = make_job(split_rows(), **SPLIT)
+    notes = []
+    outcome = run(path, observer=Observer(on_note=notes.append))
+    counted = query(outcome.database, "SELECT kind, count(*) FROM calls GROUP BY 1 ORDER BY 1 DESC")
+    assert f"{counted[0][1]} calls, and those that combine their answers" in notes[-1]
+    said = report_of(AnswerStore(outcome.database, read_only=True), None)["calls"]
+    assert [(entry["kind"], entry["calls"], entry["rows"]) for entry in said] == [(*kind, 2) for kind in counted]
     record = outcome.run
     assert (outcome.exit_status, record.error, record.rows_total, record.rows_ok) == (0, None, 4, 4)
     assert record.computed_tokens == record.minimum_tokens < record.prompt_tokens * 0.7
@@ -79,6 +92,16 @@ def test_prompts_have_the_piece_or_the_answers(make_job, prompts_made):  # noqa:
         else:
             listed = "".join(f"{n}. {parts[call][3]}\n" for n, call in enumerate(json.loads(uses), start=1))
             assert any(f"in their order:\n{listed}Make one answer" in prompt for prompt in prompts)
+
+
+def test_the_work_of_combining_is_foreseen_and_not_a_whole_context(make_job):
+    prepared = prepare(load_job(make_job(split_rows(), **SPLIT), ["sampling.max_tokens=20"]))
+    plan, work = prepared.plan, ForwardWork.of(prepared.model.config)
+    pieces = PlannedWork.of(replace(plan, combining_tokens=0), work, 20).prompt_flops
+    combining = PlannedWork.of(plan, work, 20).prompt_flops - pieces
+    assert 0 < combining < plan.rows_split * work.flops(0, 400), "the context has 600 tokens"
+    summary = plan_summary(prepared, prepare_seconds=0.0)
+    assert (summary["rows_split"], summary["piece_calls"]) == (2, len(plan.rows) - 2)
 
 
 def test_many_answers_are_combined_in_levels(make_job):
