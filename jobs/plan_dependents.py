@@ -31,10 +31,14 @@ class DependentPlanner:
     context_length: int
     templates: QuestionTemplates = field(default_factory=QuestionTemplates)
 
-    def check(self, row: InputRow) -> None:
-        """Raise InputError or JobError for a question that can't be asked, whatever the answers are."""
+    def check(self, row: InputRow, others: Mapping[str, AnswerSchema | RejectedRow]) -> None:
+        """Raise InputError or JobError for a question that can't be asked, whatever the answers are.
+
+        `others` has the schemas of the questions it comes after.
+        """
         if row.question is not None:
-            self.templates.check(row.question, row.program.after, row.place)
+            schemas = {name: found.schema for name, found in others.items() if isinstance(found, AnswerSchema)}
+            self.templates.check(row.question, row.program.after, schemas, row.place)
         if row.program.follow_up:
             self.prompts.check_turns()
 

@@ -60,8 +60,9 @@ class Planner:
         needed = needed_keys(data.rows)
         fates: dict[Key, RowFate] = {}
         intake = Intake(history, select)
+        others = {key: row for row in data.rows if (key := (row.doc_id, row.question_id)) in needed}
         for row in later:
-            self.dependents.check(row)
+            self.dependents.check(row, {name: self._schema_of(others[row.doc_id, name]) for name in row.program.after})
         for count, (row, outcome) in enumerate(self._outcomes(data)):
             if count % 256 == 0:
                 on_progress(count)

@@ -15,6 +15,10 @@ from jobs.prompt_sandbox import CONTAINER_METHODS, RENDERING_ERRORS, RowEnvironm
 
 ANSWERS = "answers"
 
+Schema = dict[str, Any] | bool
+
+_DEFAULTS = ("default", "d")
+
 
 class QuestionFailed(ValueError):
     """A template can't be rendered with these answers; the message says why."""
@@ -34,9 +38,13 @@ class QuestionTemplates:
         self._environment = _Environment()
         self._compiled: dict[str, jinja2.Template] = {}
         self._trees: dict[str, nodes.Template] = {}
+        self._paths: dict[str, list[tuple[str, ...]]] = {}
 
-    def check(self, text: str, after: tuple[str, ...], place: str) -> None:
-        """Raise InputError, naming the row's place, for a text that is no template or uses what it can't reach."""
+    def check(self, text: str, after: tuple[str, ...], schemas: Mapping[str, Schema], place: str) -> None:
+        """Raise InputError, naming the row's place, for a text that is no template or uses what it can't reach.
+
+        `schemas` are those of the answers that it comes after, by question id, as far as they are known.
+        """
         try:
             tree = self._tree(text)
             self._template(text)
@@ -58,6 +66,18 @@ class QuestionTemplates:
                 raise InputError(
                     f"{place}: the question uses the answer {name!r}, which its `after` doesn't list (it lists "
                     f"{listed}); add it there, or correct the name, as in {{{{ {_written(after[0])} }}}}"
+                )
+
+        if text not in self._paths:
+            self._paths[text] = _answer_paths(tree)
+        for question_id, *names in self._paths[text]:
+            found = _impossible_property(schemas.get(question_id, True), names)
+            if found is not None:
+                name, known = found
+                raise InputError(
+                    f"{place}: the question uses {ANSWERS}.{'.'.join([question_id, *names])}, but by its schema the "
+                    f"answer of {question_id!r} has no {name!r} (it has {', '.join(map(repr, known)) or 'nothing'}); "
+                    "correct the name"
                 )
 
     def known_beginning(self, text: str) -> str:
@@ -110,6 +130,44 @@ def _answers_named(tree: nodes.Template) -> list[str]:
         if _is_answers(item.node) and isinstance(item.arg, nodes.Const):
             named.append(item.arg.value)
     return named
+
+
+def _answer_paths(tree: nodes.Template) -> list[tuple[str, ...]]:
+    """Of every value of an answer that a template takes by names written out, the question's id and these names.
+
+    Those that it asks about first, as in `is defined` or `default(...)`, may be missing.
+    """
+    asked = [*tree.find_all(nodes.Test), *(node for node in tree.find_all(nodes.Filter) if node.name in _DEFAULTS)]
+    left_out = {id(below) for node in asked for below in node.find_all((nodes.Getattr, nodes.Getitem))}
+    left_out |= {id(node.node) for node in tree.find_all(nodes.Call)}  # methods
+    taken = (node for node in tree.find_all((nodes.Getattr, nodes.Getitem)) if id(node) not in left_out)
+    paths = [path for path in map(_path, taken) if path is not None and len(path) > 1]
+    return list(dict.fromkeys(paths))
+
+
+def _path(node: nodes.Node) -> tuple[str, ...] | None:
+    if _is_answers(node):
+        return ()
+    if isinstance(node, nodes.Getattr):
+        name = node.attr
+    elif isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and isinstance(node.arg.value, str):
+        name = node.arg.value
+    else:
+        return None
+    before = _path(node.node)
+    return None if before is None else (*before, name)
+
+
+def _impossible_property(schema: Schema, names: Sequence[str]) -> tuple[str, list[str]] | None:
+    """The first of these names, each within the one before, that no value of the schema has; and those it can have."""
+    for name in names:
+        if not isinstance(schema, dict) or schema.get("type") != "object" or "patternProperties" in schema:
+            return None
+        properties = schema.get("properties", {})
+        if name not in properties:
+            return (name, list(properties)) if schema.get("additionalProperties") is False else None
+        schema = properties[name]
+    return None
 
 
 def _is_answers(node: nodes.Node) -> bool:

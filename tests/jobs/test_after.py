@@ -11,6 +11,7 @@ import pytest
 from docqa.plan_summary import plan_summary
 from jobs.errors import InputError, JobError
 from jobs.job_file import load_job
+from jobs.question_template import QuestionTemplates
 from jobs.resume import Selection
 from jobs.run import prepare
 from jobs.run_feed import RowFeed
@@ -143,6 +144,7 @@ FAULTS = {
     "unknown name": ({"c": {"question": "x {{ answer.a }}"}}, "uses {{ answer }}"),
     "not listed": ({"c": {"question": "x {{ answers.e }}"}}, "uses the answer 'e'"),
     "no template": ({"c": {"question": "x {{ answers.a"}}, "no valid one"),
+    "no such property": ({"c": {"question": "x {{ answers.a.dayz }}"}}, "has no 'dayz' (it has 'verdict', 'quote')"),
     "a statement": ({"c": {"question": "{% include 'x' %}"}}, "include"),
     "empty id": ({"c": {"after": ["a", ""]}}, "an id that is empty"),
 }
@@ -156,6 +158,36 @@ def test_what_can_not_be_followed_is_refused_with_its_row(make_job, fault):
         prepare(load_job(make_job(rows)))
     assert text in str(error.value)
     assert "rows.parquet row " in str(error.value)
+
+
+NESTED = {"type": "object", "additionalProperties": False,
+          "properties": {"items": {"type": "object", "properties": {"n": {}}, "additionalProperties": False},
+                         "open": {"type": "object", "properties": {"n": {}}},
+                         "codes": {"type": "object", "patternProperties": {"^c": {}}, "additionalProperties": False},
+                         "text": {"type": "string"}}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("{{ answers.a }} {{ answers.a.items.n }} {{ answers['a']['items'] }} {{ answers.b.anything }}", None),
+        (
+            "{{ answers.a.open.more }} {{ answers.a.codes.c1 }} {{ answers.a.text.upper() }} {{ answers.a.get('x') }}",
+            None,
+        ),
+        ("{% if answers.a.x is defined %}{{ answers.a.items.y | default('none') }}{% endif %}", None),
+        ("{{ answers.a.items.m }}", "answers.a.items.m, but by its schema the answer of 'a' has no 'm' (it has 'n')"),
+        ("{% if answers['a'].x == 1 %}so{% endif %}", "answers.a.x, but by its schema the answer of 'a' has no 'x'"),
+    ],
+)
+def test_a_property_that_no_answer_has_is_refused_where_the_schema_tells(text, fault):
+    schemas = {"a": NESTED}
+    if fault is None:
+        QuestionTemplates().check(text, ("a", "b"), schemas, "here")
+        return
+    with pytest.raises(InputError) as error:
+        QuestionTemplates().check(text, ("a", "b"), schemas, "here")
+    assert fault in str(error.value)
 
 
 def test_a_text_that_is_no_json_list_is_refused(make_job):
