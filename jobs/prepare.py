@@ -59,6 +59,14 @@ def _planned(job: Job, model: JobModel, observer: Observer, select: Selection) -
     _note_skipped(data, observer)
     if data.merged_rows:
         observer.on_note(f"{data.merged_rows} input rows repeat an earlier row and are answered with it")
+    if data.unasked_documents:
+        observer.on_note(f"{data.unasked_documents} documents have no question, so nothing is asked of them")
+    if data.hidden_columns:
+        names = ", ".join(map(repr, data.hidden_columns))
+        observer.on_note(
+            f"documents and questions both have columns named {names}; rows carry those of the questions, also as "
+            "{{ extra }} in prompt.document: rename one side's to have both"
+        )
     database = resolve_path(job, job.output.database)
     history = AnswerHistory.of(database, needed_keys(data.rows))
     observer.on_stage("compiling the schemas")

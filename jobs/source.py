@@ -12,7 +12,7 @@ from jobs.errors import InputError
 from jobs.job_settings import InputSettings
 from jobs.source_columns import LONG, NESTED, TWO_TABLES, ColumnMap, Columns, choose_layout, file_columns
 from jobs.source_files import BadFile, InputFile, OpenedFile, TooLarge, find_files, open_file, read_batches
-from jobs.source_join import fill_missing_columns, join, make_row, merge_documents, merge_rows
+from jobs.source_join import common_columns, fill_missing_columns, join, make_row, merge_documents, merge_rows
 from jobs.source_rows import Document, InputRow, Part, PartReader
 from jobs.source_table import RowProblem, Table
 
@@ -26,7 +26,9 @@ SHRINK = 16
 class InputData:
     """Everything a job reads. `documents` holds, by hash, the documents that a row uses, in order of their first row.
 
-    `merged_rows` counts input rows left out because an earlier one is the same. `skipped_files` are (path, reason) of
+    `merged_rows` counts input rows left out because an earlier one is the same, `unasked_documents` the documents of
+    the input that have no question; `hidden_columns` are carried columns that documents and questions both have, of
+    which rows have the question's. `skipped_files` are (path, reason) of
     all files passed over, `bad_files` those of them that should have been read. `layout` is `long`, `nested` or
     `two tables`.
     """
@@ -38,6 +40,8 @@ class InputData:
     merged_rows: int
     layout: str
     bad_files: list[tuple[str, str]] = field(default_factory=list)
+    unasked_documents: int = 0
+    hidden_columns: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -47,6 +51,7 @@ class _Contents:
     documents: dict[str, Document] = field(default_factory=dict)
     rows: list[InputRow] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
+    unasked_documents: int = 0
 
 
 def read_input(settings: InputSettings, folder: Path) -> InputData:
@@ -84,14 +89,19 @@ class _Reader:
         self._raise_bad()
         if self.error is not None:
             raise self.error
-        merged = 0
+        merged = unasked = 0
+        hidden: list[str] = []
         if layout == TWO_TABLES:
             documents = contents["documents"].documents
             by_id, merged = merge_documents(contents["documents"].parts)
             by_doc_id = any("doc_id" in found.used for found in columns["questions"])
             rows = list(join(by_id, contents["questions"].parts, by_doc_id))
+            hidden = common_columns(columns["documents"], columns["questions"])
+            unasked = len(by_id.keys() - {row.doc_id for row in rows})
         else:
             documents, rows = contents[layout].documents, contents[layout].rows
+            hidden = common_columns(columns[layout], [one.element for one in columns[layout] if one.element])
+            unasked = contents[layout].unasked_documents
         rows, repeated = merge_rows(rows)
         fill_missing_columns(rows, [found for files in columns.values() for found in files])
         used = dict.fromkeys(row.document_hash for row in rows if row.document_hash is not None)
@@ -103,6 +113,8 @@ class _Reader:
             merged_rows=merged + repeated,
             layout=layout,
             bad_files=self.bad,
+            unasked_documents=unasked,
+            hidden_columns=hidden,
         )
 
     def read_documents(self) -> dict[str, Document]:
@@ -173,6 +185,7 @@ class _Reader:
             whole.documents.update(contents.documents)
             whole.rows += contents.rows
             whole.parts += contents.parts
+            whole.unasked_documents += contents.unasked_documents
         if not good:
             self._raise_bad(none_left=True)
         return whole
@@ -200,7 +213,8 @@ class _Reader:
             pairs = zip(documents, questions, strict=True)
             contents.rows += [make_row(document, question, document.place) for document, question in pairs]
         elif table == NESTED:
-            nested = self.parts.nested(rows, documents)
+            nested = list(self.parts.nested(rows, documents))
+            contents.unasked_documents += len(documents) - len({id(document) for document, _ in nested})
             contents.rows += [make_row(document, question, question.place) for document, question in nested]
         else:
             contents.parts += documents

@@ -96,6 +96,12 @@ def merge_rows(rows: Sequence[InputRow]) -> tuple[list[InputRow], int]:
     return list(by_key.values()), len(rows) - len(by_key)
 
 
+def common_columns(documents: Sequence[Columns], questions: Sequence[Columns]) -> list[str]:
+    """The carried columns that both sides have."""
+    sides = [{name for columns in side for name in columns.extra} for side in (documents, questions)]
+    return sorted(sides[0] & sides[1])
+
+
 def fill_missing_columns(rows: Sequence[InputRow], files: Sequence[Columns]) -> None:
     """Give every row all further columns that any file has, null where its own file lacks them."""
     own = [{*columns.extra, *(columns.element.extra if columns.element else ())} for columns in files]

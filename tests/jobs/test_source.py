@@ -136,6 +136,23 @@ def test_two_tables_with_doc_id_are_joined_as_text(tmp_path):
     assert len(data.documents) == 2
 
 
+def test_what_only_documents_have_is_counted_and_what_questions_hide_is_named(tmp_path):
+    documents = {
+        "doc_id": ["a", "b", "b", "c"],
+        "document": ["A", "B", "B", "C"],
+        "title": ["x"] * 4,
+        "lang": ["en"] * 4,
+    }
+    write(tmp_path / "docs.parquet", documents)
+    write(tmp_path / "asked.parquet", {"doc_id": ["a", "gone"], "question": ["?", "?"], "title": ["y", "z"]})
+    data = read(tmp_path, "docs.parquet", "asked.parquet")
+    assert (data.unasked_documents, data.hidden_columns, data.rows[0].extra["title"]) == (2, ["title"], "y")
+    questions = pa.array([[{"question": "?", "lang": "de"}, {"question": "Why?", "lang": "de"}], [], None, [None]])
+    write(tmp_path / "nested.parquet", documents | {"doc_id": list("abcd"), "questions": questions})
+    data = read(tmp_path, "nested.parquet")
+    assert (len(data.rows), data.unasked_documents, data.hidden_columns) == (3, 2, ["lang"])
+
+
 def test_two_tables_that_never_meet_are_an_error(tmp_path):
     write(tmp_path / "d.parquet", {"doc_id": ["doc-1"], "document": ["X"]})
     write(tmp_path / "q.parquet", {"doc_id": ["1"], "question": ["?"]})
