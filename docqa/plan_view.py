@@ -121,6 +121,9 @@ def _time(summary: dict[str, Any], row: Any) -> None:
     if estimate is None:
         row("time", "", "no run with this model and these settings on this machine yet, so it can't be estimated")
         return
+    if not summary["rows_to_run"]:
+        row("time", duration(estimate["seconds"]), "to plan; nothing is left to compute")
+        return
     parts = [
         f"{duration(estimate[name])} {word}"
         for name, word in (
@@ -164,6 +167,6 @@ def _part_label(part: dict[str, Any]) -> Text:
             names.append(f"beginning of {part['documents']:,} documents")
         else:
             names.append({"system": "system text", "question": "beginning of questions"}[segment])
-    label = Text(" + ".join(names), no_wrap=True, overflow="ellipsis")
+    label = Text(" + ".join(names))
     figures = f": {part['tokens']:,} tokens x {part['rows']:,} rows, saves {part['saved_tokens']:,}"
     return label.append(figures, style="dim")

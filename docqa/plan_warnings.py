@@ -61,6 +61,11 @@ def _rows_without_room(prepared: PreparedJob, bytes_per_value: int) -> list[str]
         return []
     needed = prepared.plan.pages_for_longest_row(engine.page_size) + 1
     least = needed * kv_page_bytes(config, engine.page_size, bytes_per_value)
+    if pages < 1:
+        return [
+            f"engine.kv_memory of {engine.kv_memory:,} bytes holds no KV page of this model, so a run will refuse the "
+            f"job; raise it to {least:,}"
+        ]
     return [
         f"engine.kv_memory of {engine.kv_memory:,} bytes has room for {room:,} tokens, and {larger:,} rows need more "
         f"for prompt and answer: they will be too_long; raise it to {least:,}, or lower sampling.max_tokens"

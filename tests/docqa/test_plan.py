@@ -1,10 +1,13 @@
 """`docqa plan`: what it says of rows, tokens, memory and shared parts, and what it warns of."""
 
+import io
 import json
 import re
 
 import pytest
+from rich.console import Console
 
+from docqa.plan_view import print_plan
 from tests.job_fixtures import sample_rows
 
 
@@ -75,7 +78,10 @@ def test_every_row_has_one_place_in_the_plan(docqa, make_job, tmp_path):
     after = plan_of(docqa, path)
     assert (after["rows_answered"], after["rows_to_run"], after["rows_rejected"]) == (10, 0, 2)
     assert (after["input_order"], after["peak_kv_pages"], after["hit_share"]) == (None, 0, None)
-    assert docqa("plan", path)[0] == 0
+    status, out, _ = docqa("plan", path)
+    assert status == 0
+    if after["time_estimate"] is not None:
+        assert re.search(r"time +[0-9]+ s +to plan; nothing is left to compute", out)
 
 
 def test_what_grouping_saves_and_what_is_shared(docqa, make_job):
@@ -94,6 +100,11 @@ def test_what_grouping_saves_and_what_is_shared(docqa, make_job):
     out = docqa("plan", path)[1]
     assert re.search(rf"grouping saves +{found['shared_tokens']:,} +tokens, against no reuse", out)
     assert re.search(r"document d3 .*: [0-9]+ tokens x 5 rows, saves [0-9,]+", out)
+    console = Console(file=io.StringIO(), width=60)
+    parts["parts"][0]["parts"][0]["doc_id"] = "a/long/path " * 10
+    print_plan(found, console)
+    last = f"saves {common['parts'][0]['saved_tokens']:,}"
+    assert last in " ".join(console.file.getvalue().replace("│", " ").split()), "wrapped, and not cut"
 
 
 def test_kv_memory_is_derived_where_it_is_said(docqa, make_job):
@@ -126,6 +137,13 @@ def test_rows_that_will_fail_are_warned_of_with_the_cause(docqa, make_job, tmp_p
     assert summary["rows_failed"] == said > 0
     errors = json.loads(docqa("report", tmp_path / "answers.duckdb", "--json")[1])["rows_by_status"]
     assert errors[status] == said
+
+
+def test_a_pool_without_a_page_is_refused_by_the_run_and_the_plan_says_so(docqa, make_job):
+    path = make_job(sample_rows(1, 2))
+    [warning] = plan_of(docqa, path, "--set", "engine.kv_memory=100")["warnings"]
+    assert "100 bytes holds no KV page of this model, so a run will refuse the job" in warning
+    assert docqa("run", path, "--set", "engine.kv_memory=100")[0] == 2
 
 
 def test_too_much_to_simulate_is_said_and_the_plan_goes_on(docqa, make_job, monkeypatch):
