@@ -60,6 +60,10 @@ class Gold:
                 self.defects.append(GoldDefect("offset", *key, f"at {start} stands {there!r}, not {text!r}"))
 
 
+_INPUT_COLUMNS = (("document",), ("question", "questions"))
+"""What a whole input has, one of each."""
+
+
 def read_gold(path: Path, columns: Mapping[str, str] | None = None) -> Gold:
     """Gold from a Parquet file with `doc_id`, `question_id` and `gold`, or from a whole input with a `gold` column.
 
@@ -75,7 +79,7 @@ def read_gold(path: Path, columns: Mapping[str, str] | None = None) -> Gold:
             raise InputError(f"{file.name} can't be read as Parquet: {bad}; write it again") from None
     gold = Gold(str(path))
     names = {name for one in opened for name in one.schema.names}
-    if mapping.get("document", "document") in names:
+    if all(any(mapping.get(name, name) in names for name in wanted) for wanted in _INPUT_COLUMNS):
         data = read_input(InputSettings(documents=(str(path),), columns=mapping), Path.cwd())
         for row in data.rows:
             gold.add(_key(row), row.gold, data.documents[row.document_hash].text if row.document_hash else None)

@@ -314,6 +314,12 @@ def test_gold_too_large_for_one_batch_is_read_in_smaller_ones(tmp_path, monkeypa
     assert shrinks == [1, 16, 256]
 
 
+def test_gold_beside_documents_need_not_have_their_questions(tmp_path):
+    file = tmp_path / "gold.parquet"
+    pq.write_table(pa.table({"doc_id": ["d"], "document": ["Text."], "question_id": ["q"], "gold": ["y"]}), file)
+    assert read_gold(file).values == {("d", "q"): "y"}
+
+
 def test_one_gold_that_is_too_large_is_one_sentence(tmp_path, monkeypatch):
     """Arrow says so for what no batch of one row can hold."""
     file = tmp_path / "gold.parquet"
