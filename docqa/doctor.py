@@ -29,13 +29,21 @@ _STYLES = {OK: "green", WARN: "yellow", FAIL: "bold red"}
 @click.command("doctor")
 @click.argument("job_file", required=False, type=click.Path(path_type=Path), metavar="[JOB]")
 @click.option("--model", envvar="DOCQA_MODEL", metavar="M", help="Check this model instead of the job's.")
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    envvar="DOCQA_SET",
+    metavar="KEY=VALUE",
+    help="Set any key of the job file, as in engine.kv_memory=4GiB.",
+)
 @json_option
-def command(job_file: Path | None, model: str | None, as_json: bool) -> None:
+def command(job_file: Path | None, model: str | None, overrides: tuple[str, ...], as_json: bool) -> None:
     """Check model, tokenizer, device, memory, disk, lock, versions, and that nothing needs the network.
 
     Without JOB, the machine and the embedded model. Exit status 2: something would keep a run from working.
     """
-    checks = checks_of(job_file, model)
+    checks = checks_of(job_file, model, overrides)
     if as_json:
         passed = all(check.status != FAIL for check in checks)
         click.echo(json.dumps({"ok": passed, "checks": [asdict(check) for check in checks]}, ensure_ascii=False))
@@ -44,14 +52,14 @@ def command(job_file: Path | None, model: str | None, as_json: bool) -> None:
     sys.exit(NOTHING_RUN if any(check.status == FAIL for check in checks) else 0)
 
 
-def checks_of(job_file: Path | None, model_path: str | None = None) -> list[Check]:
+def checks_of(job_file: Path | None, model_path: str | None, overrides: Sequence[str]) -> list[Check]:
     """Every check that can be made; those that rest on one that failed are left out."""
     checks = check_versions()
     if job_file is None:
         # A job without input: only its model and where it would write are looked at.
-        job: Job | None = job_from_settings({"input": {"documents": ["*"]}}, Path.cwd())
+        job: Job | None = job_from_settings({"input": {"documents": ["*"]}}, Path.cwd(), overrides)
     else:
-        check, job = check_job_file(job_file)
+        check, job = check_job_file(job_file, overrides)
         checks.append(check)
     if job is None:
         return checks

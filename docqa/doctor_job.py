@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from docqa.doctor_check import FAIL, OK, WARN, Check
@@ -19,10 +20,10 @@ from jobs.store_schema import STORE_VERSION
 PATIENCE_SECONDS = 2.0
 
 
-def check_job_file(path: Path) -> tuple[Check, Job | None]:
-    """Whether the job file can be used."""
+def check_job_file(path: Path, overrides: Sequence[str]) -> tuple[Check, Job | None]:
+    """Whether the job file can be used; `overrides` are those of --set."""
     try:
-        return Check("job file", OK, f"{path}"), load_job(path)
+        return Check("job file", OK, f"{path}"), load_job(path, overrides)
     except JobFileError as error:
         return Check("job file", FAIL, str(error), "correct the file; docqa init writes one that works"), None
 

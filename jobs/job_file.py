@@ -30,6 +30,8 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
             f"{path}: the job file can't be read ({error.strerror}); give the path of a TOML file"
         ) from None
     except UnicodeDecodeError as error:
+        if error.object[8:12] == b"DUCK":
+            raise JobFileError(f"{path} is a DuckDB database; give the job file (TOML) whose answers it has") from None
         line = error.object[: error.start].count(b"\n") + 1
         raise JobFileError(f"{path}, line {line}: the job file is not UTF-8 text; save it as UTF-8") from None
     try:

@@ -79,6 +79,12 @@ def test_faults_of_a_job(doctor, make_job, tmp_path, tiny_model_folder):
     assert "mkdir -p" in check("disk", "answers.duckdb", "none/answers.duckdb")
     (tmp_path / "text.duckdb").write_text("text, but no database")
     assert "is no DuckDB database" in check("database", "answers.duckdb", "text.duckdb")
+    job.write_text(good)
+    status, checks = doctor(job, "--set", "input.documents=gone.parquet")
+    assert (status, checks["input"][0]) == (2, "fail")
+    AnswerStore(tmp_path / "answers.duckdb")
+    status, checks = doctor(tmp_path / "answers.duckdb")
+    assert "answers.duckdb is a DuckDB database; give the job file" in checks["job file"][1]
 
 
 def test_damaged_weights(doctor, make_job, tmp_path, tiny_model_folder):
