@@ -121,8 +121,8 @@ def _expression(connection: duckdb.DuckDBPyConnection, sql: str, name: str, kind
     """A column as the format can hold it."""
     column = quote_identifier(name)
     if suffix == ".parquet":
-        if kind != "HUGEINT":
-            return column
+        if kind != "HUGEINT":  # within a list or a struct, COPY would make it a double
+            return f"to_json({column}) AS {column}" if "HUGEINT" in kind else column
         too_long = f"FROM ({sql}) WHERE {column} IS NOT NULL AND TRY_CAST({column} AS {_LONGEST_DECIMAL}) IS NULL"
         held = not connection.execute(f"SELECT 1 {too_long} LIMIT 1").fetchall()
         return f"CAST({column} AS {_LONGEST_DECIMAL if held else 'VARCHAR'}) AS {column}"

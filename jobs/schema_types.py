@@ -212,7 +212,7 @@ class _Reader:
             return _integer_type(branch)
         if kind == "array":
             item = self.structure(branch.get("items", True))
-            return [item] if isinstance(item, str) and item != "JSON" and "prefixItems" not in branch else "JSON"
+            return [item] if item != "JSON" and "prefixItems" not in branch else "JSON"
         if kind == "object":
             return self._object_structure(branch)
         return {"boolean": "BOOLEAN", "number": "DOUBLE", "string": "VARCHAR"}.get(kind, "JSON")

@@ -35,9 +35,11 @@ KINDS = {
     ),
     "rows": ({"type": "array", "items": {"type": "object", "properties": {"x": {"type": "integer"}}}},
              st.lists(st.fixed_dictionaries({"x": integers}), max_size=2)),
+    "tables": ({"type": "array", "items": {"type": "array", "items": {"type": "number"}}},
+               st.lists(st.lists(finite, max_size=2), max_size=2)),
     "free": ({}, st.dictionaries(text, integers | text | st.lists(finite, max_size=2), max_size=2)),
 }  # fmt: skip
-IS_JSON = ("mixed", "rows", "free")
+IS_JSON = ("mixed", "free")
 SCHEMA = {"type": "object", "properties": {name: schema for name, (schema, _) in KINDS.items()}}
 answers = st.fixed_dictionaries({}, optional={name: values for name, (_, values) in KINDS.items()})
 

@@ -141,3 +141,17 @@ def test_exports_hold_every_digit(store, tmp_path, number, in_parquet, all_attem
     assert (int(line["n"]), line["list"], line["text"]) == (number, [number, 1], "1" * 25)
     (row,) = csv.DictReader(files[2].open(newline=""))
     assert (row["n"], json.loads(row["list"])) == (str(number), [number, 1])
+
+
+def test_parquet_keeps_the_digits_within_structs_and_lists(tmp_path):
+    number = {"type": "integer", "maximum": 10**30}
+    part = {"type": "object", "properties": {"n": number}}
+    store = AnswerStore(tmp_path / "answers.duckdb")
+    store.begin_run(RunRecord(run_id="r1", rows_total=1))
+    schema = {"type": "object", "properties": {"part": part, "list": {"type": "array", "items": number}}}
+    store.define_schema_views({"s": schema})
+    answer = {"part": {"n": 10**29 + 1}, "list": [10**29 + 1]}
+    store.write_answers([record(answer, "d1")])
+    export(store, tmp_path / "out.parquet", schema_name="s")
+    [row] = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    assert {name: json.loads(row[name]) for name in answer} == answer
