@@ -37,10 +37,11 @@ def print_evaluation(found: dict[str, Any], console: Console) -> None:
         _say(console, f"Names in gold that the answers don't have, left out: {names}")
     _print_defects(found, console)
     table = _table("property", "kind", "rows", "correct", "of answered", "F1", "error")
-    for one in found["properties"]:
+    titles = _names(found["properties"])
+    for name, one in zip(titles, found["properties"], strict=True):
         mean_error = one.get("mean_absolute_error")
         table.add_row(
-            one["property"] or WHOLE_ANSWER,
+            name,
             one["kind"],
             f"{one['rows']:,}",
             _share(one["accuracy"]),
@@ -50,16 +51,25 @@ def print_evaluation(found: dict[str, Any], console: Console) -> None:
         )
     _heading(console, "Properties", "correct: exact match for text. F1: of tokens, for labels the mean of the classes")
     console.print(table)
-    for one in found["properties"]:
+    for name, one in zip(titles, found["properties"], strict=True):
         if "classes" in one:
-            _print_classes(one, console)
-    for one in found["properties"]:
+            _print_classes(one, name, console)
+    for name, one in zip(titles, found["properties"], strict=True):
         if one["calibration"] is not None:
-            _print_calibration(one, console)
+            _print_calibration(one, name, console)
     for group, name in (("by_document", "doc_id"), ("by_question", "question_id")):
         _print_groups(found[group], name, console)
     if "comparison" in found:
         _print_comparison(found["comparison"], console)
+
+
+def _names(properties: Sequence[dict[str, Any]]) -> list[str]:
+    """What each property is called: with its schema where several schemas have one of its name."""
+    plain = [one["property"] or WHOLE_ANSWER for one in properties]
+    return [
+        f"{name} of {one['schema']}" if plain.count(name) > 1 else name
+        for name, one in zip(plain, properties, strict=True)
+    ]
 
 
 def _print_defects(found: dict[str, Any], console: Console) -> None:
@@ -73,8 +83,8 @@ def _print_defects(found: dict[str, Any], console: Console) -> None:
         _say(console, f"  {one['doc_id']} / {one['question_id']}: {one['text']}", style="dim")
 
 
-def _print_classes(one: dict[str, Any], console: Console) -> None:
-    _heading(console, f"Classes of {one['property'] or 'the answer'}", "confusion: rows are gold, columns answers")
+def _print_classes(one: dict[str, Any], name: str, console: Console) -> None:
+    _heading(console, f"Classes of {name}", "confusion: rows are gold, columns answers")
     confusion = one["confusion"]
     shown = range(min(len(one["classes"]), SHOWN_CLASSES))
     headings = [_value(confusion["predicted"][index]) for index in (*shown, -1)]
@@ -92,11 +102,11 @@ def _print_classes(one: dict[str, Any], console: Console) -> None:
         _say(console, f"and {len(one['classes']) - SHOWN_CLASSES} more classes; --json has them all")
 
 
-def _print_calibration(one: dict[str, Any], console: Console) -> None:
+def _print_calibration(one: dict[str, Any], name: str, console: Console) -> None:
     figures = one["calibration"]
     _heading(
         console,
-        f"Calibration of {one['property'] or 'the answer'}",
+        f"Calibration of {name}",
         f"{figures['rows']:,} answers, mean confidence {_share(figures['mean_confidence'])}, right "
         f"{_share(figures['accuracy'])}; expected calibration error "
         f"{_share(figures['expected_calibration_error'])}, Brier score {figures['brier_score']:.3f}",
@@ -112,10 +122,12 @@ def _print_calibration(one: dict[str, Any], console: Console) -> None:
 def _print_groups(groups: Sequence[dict[str, Any]], name: str, console: Console) -> None:
     if len(groups) < 2 or all(one["rows"] == 1 for one in groups):
         return
-    properties = list(dict.fromkeys(shown for one in groups for shown in one["accuracy_by_property"]))[
-        :SHOWN_PROPERTIES
-    ]
-    _heading(console, f"Worst by {name}", f"{min(len(groups), SHOWN_GROUPS)} of {len(groups):,}; rows that are right")
+    known = list(dict.fromkeys(shown for one in groups for shown in one["accuracy_by_property"]))
+    properties = known[:SHOWN_PROPERTIES]
+    note = f"{min(len(groups), SHOWN_GROUPS)} of {len(groups):,}; rows that are right"
+    if len(known) > len(properties):
+        note += f", by {len(properties)} of {len(known)} properties; --json has all"
+    _heading(console, f"Worst by {name}", note)
     table = _table(name, "rows", "answered", "all", *properties, "F1")
     for one in groups[:SHOWN_GROUPS]:
         shares = (_share(one["accuracy_by_property"].get(shown)) for shown in properties)
@@ -128,8 +140,7 @@ def _print_comparison(found: dict[str, Any], console: Console) -> None:
     _heading(console, f"Compared with {found['against']}", "p: two-sided, McNemar's exact test; of F1 the sign test")
     table = _table("", "rows", "before", "now", "better", "worse", "p")
     _add_pair(table, "all right", found["rows_correct"])
-    for one in found["properties"]:
-        name = one["property"] or WHOLE_ANSWER
+    for name, one in zip(_names(found["properties"]), found["properties"], strict=True):
         _add_pair(table, name, one)
         if "f1" in one:
             f1 = one["f1"]

@@ -48,6 +48,21 @@ def test_calibration_is_a_table(docqa, tmp_path):
     assert "Calibration" not in docqa("eval", tmp_path / "none.duckdb")[1]
 
 
+def test_properties_of_one_name_are_told_apart_by_their_schema(docqa, tmp_path):
+    path = tmp_path / "answers.duckdb"
+    write_run(path, rows(["true", "false"]), VERDICT)
+    answer = {"verdict": "true"} | dict.fromkeys("abcde", 1)
+    later = [("d9", f"q{number}", answer, answer | {"a": 2}) for number in range(2)]
+    properties = VERDICT["properties"] | {name: {"type": "integer"} for name in "abcde"}
+    write_run(path, later, {"type": "object", "properties": properties}, run_id="r2", schema_name="wide")
+    out = docqa("eval", path)[1]
+    for name in ("verdict of verdict", "verdict of wide"):
+        assert any(line.startswith(f"{name} ") for line in out.splitlines())
+        assert f"Classes of {name}\n" in out
+    assert "rows that are right, by 5 of 6 properties; --json has all" in out
+    assert "verdict of wide" in docqa("eval", path, "--against", path)[1].partition("Compared with")[2]
+
+
 def test_gold_of_a_file_and_two_runs(docqa, tmp_path):
     path, gold = tmp_path / "answers.duckdb", tmp_path / "gold.parquet"
     write_run(path, rows(["true", None, "true"]), VERDICT)
