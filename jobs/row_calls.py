@@ -70,7 +70,8 @@ class RowCalls:
 def chosen_call(values: Sequence[Any], valid: Sequence[bool], rule: str) -> int | None:
     """The number of the call whose answer counts, by the calls' values and whether they are valid; None if none is.
 
-    By majority, values that are the same JSON are one; of those that are equally many, the earliest counts.
+    By majority, values that are the same JSON are one. Of those that are equally many, as all are where each answer has
+    a text of its own, the one counts whose properties agree with those of most answers, then the earliest.
     """
     votes: dict[str, list[int]] = defaultdict(list)
     for number, (value, is_valid) in enumerate(zip(values, valid, strict=True)):
@@ -78,7 +79,18 @@ def chosen_call(values: Sequence[Any], valid: Sequence[bool], rule: str) -> int 
             votes["" if rule == FIRST else canonical_json(value)].append(number)
     if not votes:
         return None
-    return max(votes.values(), key=lambda numbers: (len(numbers), -numbers[0]))[0]
+    most = max(map(len, votes.values()))
+    first_of_most = [numbers[0] for numbers in votes.values() if len(numbers) == most]
+    if len(first_of_most) == 1:
+        return first_of_most[0]
+    properties = {number: _property_texts(values[number]) for numbers in votes.values() for number in numbers}
+    times = Counter(pair for pairs in properties.values() for pair in pairs)
+    return max(first_of_most, key=lambda number: (sum(times[pair] for pair in properties[number]), -number))
+
+
+def _property_texts(value: Any) -> list[tuple[str, str]]:
+    """Each property of an answer with its value, equal for equal ones; nothing of an answer that is no object."""
+    return [(name, canonical_json(part)) for name, part in value.items()] if isinstance(value, dict) else []
 
 
 def canonical_json(value: Any) -> str:

@@ -203,9 +203,25 @@ def plain_same(first, second):
     return json.dumps(first, sort_keys=True).replace(".0", "") == json.dumps(second, sort_keys=True).replace(".0", "")
 
 
+def agreements(value, others):
+    """How many properties of other answers are the same as this one's."""
+    if not isinstance(value, dict):
+        return 0
+    return sum(isinstance(other, dict) and name in other and plain_same(part, other[name])
+               for name, part in value.items() for other in others)  # fmt: skip
+
+
+def test_answers_that_all_differ_are_chosen_by_what_most_of_them_say():
+    """Each quotes something else; two of three say true."""
+    values = [{"quote": text, "verdict": verdict} for text, verdict in (("a", "false"), ("b", "true"), ("c", "true"))]
+    assert chosen_call(values, [True, True, True], "majority") == 1
+    assert chosen_call(values, [True, False, True], "majority") == 0
+    assert chosen_call(values, [True, True, True], "first") == 0
+
+
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(VALUES, st.booleans()), min_size=1, max_size=8))
-def test_the_majority_counts_and_of_equal_ones_the_earliest(pairs):
+def test_the_majority_counts_and_of_equal_ones_the_one_most_agree_with_then_the_earliest(pairs):
     values, valid = [value for value, _ in pairs], [ok for _, ok in pairs]
     chosen = chosen_call(values, valid, "majority")
     first = chosen_call(values, valid, "first")
@@ -214,4 +230,6 @@ def test_the_majority_counts_and_of_equal_ones_the_earliest(pairs):
         return
     assert first == valid.index(True)
     votes = [sum(ok and plain_same(value, other) for other, ok in pairs) if own else 0 for value, own in pairs]
-    assert chosen == votes.index(max(votes))
+    others = [value for value, ok in pairs if ok]
+    ranks = [(vote, agreements(value, others) if vote else 0) for vote, value in zip(votes, values, strict=True)]
+    assert chosen == ranks.index(max(ranks))
