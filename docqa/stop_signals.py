@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -15,8 +16,9 @@ from jobs.observe import StopRequest
 def stop_signals(stop: StopRequest, on_hangup: Callable[[], None]) -> Iterator[None]:
     """The first SIGINT or SIGTERM asks the run to stop, a second one ends the process at once.
 
-    SIGHUP is survived: the terminal is gone or going, so nothing more is written to it, and `on_hangup` is called
-    before. A process that was started to ignore SIGHUP or SIGINT, as nohup and a shell's `&` do, goes on ignoring it.
+    SIGHUP is survived: the terminal is gone or going, so nothing more is written to it, and `on_hangup` is called in
+    a thread of its own. A process that was started to ignore SIGHUP or SIGINT, as nohup and a shell's `&` do, goes on
+    ignoring it.
     """
     terminals = [descriptor for descriptor in (0, 1, 2) if os.isatty(descriptor)]
 
@@ -26,11 +28,13 @@ def stop_signals(stop: StopRequest, on_hangup: Callable[[], None]) -> Iterator[N
         stop.request(number)
 
     def leave_terminal(number: int, frame: FrameType | None) -> None:
-        on_hangup()
         nowhere = os.open(os.devnull, os.O_RDWR)
         for descriptor in terminals:
             os.dup2(nowhere, descriptor)
         os.close(nowhere)
+        # The signal may have come while this thread wrote to the log, with a lock that the log's other thread waits for
+        # while it holds the one that would be needed here.
+        _thread.start_new_thread(on_hangup, ())
 
     handlers = {signal.SIGINT: ask_to_stop, signal.SIGTERM: ask_to_stop, signal.SIGHUP: leave_terminal}
     previous = {

@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import termios
+import threading
 from pathlib import Path
+from queue import SimpleQueue
 
 import duckdb
 import pytest
@@ -139,6 +141,15 @@ def test_a_hangup_is_survived(docqa, make_job, tmp_path, send_in, monkeypatch, p
     assert (status, sent) == (0, [signal.SIGHUP])
     assert "20 ok, 0 failed" in err
     assert AnswerStore(tmp_path / "answers.duckdb", read_only=True).check() == []
+
+
+def test_a_hangup_is_told_in_another_thread(monkeypatch):
+    """The thread that a signal interrupts may hold a lock of the log."""
+    monkeypatch.setattr("os.isatty", lambda descriptor: False)
+    told = SimpleQueue()
+    with stop_signals(StopRequest(), lambda: told.put(threading.get_ident())):
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert told.get(timeout=PATIENCE_SECONDS) != threading.get_ident()
 
 
 def test_a_terminal_that_goes_away_ends_no_run(make_job, tmp_path, start):
