@@ -49,6 +49,16 @@ main()
 """
 
 
+@pytest.fixture(autouse=True)
+def _none_is_ignored():
+    """As in a terminal: tests that are started in the background ignore SIGINT, with nohup SIGHUP too."""
+    default = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in default.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.fixture
 def start():
     """start(program, job, options of Popen) -> a process that runs a job; it does not outlive the test."""
