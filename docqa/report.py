@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from docqa.exit_status import ENDED_ABNORMALLY
 from docqa.options import json_option, quiet_option
@@ -34,10 +35,11 @@ from jobs.store import AnswerStore
 @click.option(
     "--documents",
     type=click.Path(path_type=Path),
+    multiple=True,
     envvar="DOCQA_DOCUMENTS",
     metavar="JOB",
-    help="With --html: show answers beside their document, whose text is read from this job's input (or from Parquet "
-    "files with documents).",
+    help="With --html: show answers beside their document, whose text is read from this job's input, or from Parquet "
+    "files, folders or globs with documents; may be given several times.",
 )
 @click.option(
     "--check",
@@ -51,7 +53,7 @@ def command(
     database: Path,
     run_id: str | None,
     page: Path | None,
-    documents: Path | None,
+    documents: tuple[Path, ...],
     check: bool,
     quiet: bool,
     as_json: bool,
@@ -59,7 +61,8 @@ def command(
     """Show reuse, speed and failures of a run."""
     if check and page is not None:
         raise click.UsageError("--check and --html are two questions; give one of them")
-    if documents is not None and page is None:
+    source = click.get_current_context().get_parameter_source("documents")
+    if documents and page is None and source is ParameterSource.COMMANDLINE:  # the variable may be there for docqa run
         raise click.UsageError("--documents is for the page: give --html FILE too")
     store = AnswerStore(database, read_only=True)
     if check:
@@ -67,10 +70,10 @@ def command(
         return
     with store.reading():  # so that a run that is on writes nothing between two queries
         report = report_of(store, run_id)
-        data = page_data(store, report, beside_documents=documents is not None) if page is not None else None
+        data = page_data(store, report, beside_documents=bool(documents)) if page is not None else None
     if page is not None and data is not None:
         texts = None
-        if documents is not None:  # read after the database is closed: a large input takes its time
+        if documents:  # read after the database is closed: a large input takes its time
             wanted = {document["document_hash"] for document in report["documents"]}
             texts = document_texts(documents, wanted, report["config"].get("input", {}).get("columns", {}))
         content = page_of(report, data, texts)

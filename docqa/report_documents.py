@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +14,21 @@ MOST_DOCUMENT_BYTES = 5 << 20
 """What a page holds of documents at most; those that don't fit are left out whole, and the page says so."""
 
 
-def document_texts(source: Path, wanted: Collection[str], columns: Mapping[str, str]) -> dict[str, str]:
+def document_texts(sources: Sequence[Path], wanted: Collection[str], columns: Mapping[str, str]) -> dict[str, str]:
     """The texts of the wanted documents by hash, as far as the input still has them.
 
-    `source` is a job file, or Parquet files that have documents: a file, a folder or a glob, whose columns are named as
+    `sources` are job files, or Parquet files that have documents: files, folders or globs, whose columns are named as
     `columns` says. Raises JobError for one that can't be used.
     """
-    if source.suffix == ".toml":
-        job = load_job(source)
-        settings, folder = job.input, job.folder
-    else:
-        settings, folder = InputSettings((str(source),), columns=columns), Path.cwd()
-    documents = read_documents(settings, folder)
-    return {document_hash: documents[document_hash].text for document_hash in wanted if document_hash in documents}
+    inputs = [(job.input, job.folder) for job in (load_job(path) for path in sources if path.suffix == ".toml")]
+    paths = tuple(str(path) for path in sources if path.suffix != ".toml")
+    if paths:
+        inputs.append((InputSettings(paths, columns=columns), Path.cwd()))
+    texts: dict[str, str] = {}
+    for settings, folder in inputs:
+        documents = read_documents(settings, folder)
+        texts |= {name: documents[name].text for name in wanted if name in documents}
+    return texts
 
 
 def fitting_texts(texts: Mapping[str, str], hashes: Iterable[str]) -> tuple[dict[str, str], int]:

@@ -408,6 +408,11 @@ def test_rows_that_are_asked_several_times_agree(docqa, make_job, tmp_path):
     assert docqa("report", database, "--check")[0] == 0
 
 
+def test_documents_in_the_environment_are_those_of_a_run(docqa, two_nights, monkeypatch):
+    monkeypatch.setenv("DOCQA_DOCUMENTS", "a.parquet b.parquet")
+    assert docqa("report", two_nights)[0] == 0
+
+
 def test_a_user_s_mistakes_are_one_sentence(docqa, two_nights, tmp_path):
     for arguments, said in [
         ((tmp_path / "none.duckdb",), "does not exist"),

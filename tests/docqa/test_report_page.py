@@ -224,6 +224,11 @@ def test_documents_are_read_from_the_input_by_their_hash(docqa, two_nights, tmp_
         assert docqa("report", two_nights.path, "--html", path, "--documents", tmp_path / source)[0] == 0
         assert Page(path.read_text()).data["document_texts"] == texts
         assert "4 of 5 texts are here. 1 are not in the input any more" in path.read_text()
+    half = {"wanted": set(texts), "columns": {}}
+    for d in range(2):
+        write_rows(tmp_path / f"{d}.parquet", [{"document": text_of(d)}])
+    assert len(report_documents.document_texts([tmp_path / "0.parquet", tmp_path / "1.parquet"], **half)) == 2
+    assert len(report_documents.document_texts([tmp_path / "job.toml", tmp_path / "1.parquet"], **half)) == 4
     assert Page(page_text(two_nights)).data["document_texts"] == {}
     assert "docqa report --documents JOB" in page_text(two_nights)
 
