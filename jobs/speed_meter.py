@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from engine.step_record import StepRecord
 
 
+LONGER = 1.5
+"""An answer that is as long as was to be expected, and goes on, is taken to have become so many times as long at its
+end, but no longer than it may be: how long such answers get is not known, and 0 seconds left would be wrong."""
+
+
 class SpeedMeter:
     """Adds up the steps and completions of one run. `expected_output_tokens` of an answer, where earlier runs say."""
 
@@ -52,19 +57,32 @@ class SpeedMeter:
 
     @property
     def output_tokens_total(self) -> float | None:
-        """Output tokens of the whole run, as far as can be said: by earlier runs, or else by the answers so far.
+        """Output tokens of the whole run, as far as can be said: by earlier runs, and more and more by its own answers.
 
-        The answers that end first are short ones; those that go on have at least what is written of them.
+        The answers that end first are short ones. Those that are longer already than was to be expected are not at
+        their end either: how much longer, see LONGER.
         """
-        mean = self._expected_output_tokens
+        mean = self._mean_output_tokens()
         if mean is None:
-            if not self._finished:
-                return None
-            mean = self._finished_output_tokens / self._finished
-        going_on = self._planned.requests - self._finished
-        if self._running and going_on:
-            mean = max(mean, (self.output_tokens - self._finished_output_tokens) / self._running)
-        return max(self._finished_output_tokens + mean * going_on, float(self.output_tokens))
+            return None
+        going_on = max(self._planned.requests - self._finished, 0)
+        running = min(self._running, going_on)
+        left = mean * (going_on - running)
+        if running:
+            written = (self.output_tokens - self._finished_output_tokens) / running
+            longer = min(LONGER * written, max(self._planned.most_output_tokens, written))
+            left += running * (mean if written < mean else longer)
+        return max(self._finished_output_tokens + left, float(self.output_tokens))
+
+    def _mean_output_tokens(self) -> float | None:
+        """Of an answer; None while nothing says how long they are."""
+        if not self._finished:
+            return self._expected_output_tokens
+        mean = self._finished_output_tokens / self._finished
+        if self._expected_output_tokens is None:
+            return mean
+        share = min(self._finished / self._planned.requests, 1.0)
+        return share * mean + (1 - share) * self._expected_output_tokens
 
     def seconds_left(self, seconds: float) -> float | None:
         """What is left takes at the speeds so far, `seconds` after the first step began; None while one is unknown."""

@@ -19,7 +19,7 @@ from jobs.observe import StopRequest
 from jobs.prepare import prepare
 from jobs.run import run_job
 from jobs.run_speed import KEPT_RECORDS, RunSpeed, SpeedSetting, record_run_speed, run_speeds
-from jobs.speed_meter import SpeedMeter
+from jobs.speed_meter import LONGER, SpeedMeter
 from jobs.time_estimate import NEAR_FACTOR, RUNS_USED, PlannedWork, estimate_from, speed_setting
 from tests.job_fixtures import sample_rows
 from tests.jobs.test_after import program_rows
@@ -160,9 +160,26 @@ def test_without_earlier_runs_a_meter_waits_for_the_first_answer():
     meter.add_completion(ended(0, FinishReason.TOO_LONG))
     assert meter.output_tokens_total is None  # it never ran
     meter.add_completion(ended(2))
-    assert meter.output_tokens_total == 2 + 3 * 2
+    assert meter.output_tokens_total == 2 + 3 * (LONGER * 2)  # those that go on are as long already
     meter.add_step(step(output_tokens=30, running=3, output_seconds=1.0))
-    assert meter.output_tokens_total == 2 + 3 * 12  # those that go on are longer already
+    assert meter.output_tokens_total == 2 + 3 * (LONGER * 12)
+
+
+def test_time_is_left_while_answers_go_on_that_are_longer_than_those_of_before():
+    meter = SpeedMeter(planned_work(rows=4, prompt_tokens=500), WORK, 10.0)
+    meter.add_step(step(prompt_tokens=500, output_tokens=80, running=4, prompt_seconds=1.0, output_seconds=2.0))
+    assert meter.output_tokens_total == 4 * LONGER * 20
+    assert meter.seconds_left(3.0) == pytest.approx(1.0)
+    meter.add_step(step(output_tokens=280, running=4, output_seconds=7.0))
+    assert meter.output_tokens_total == 4 * 96  # no answer may be longer
+    meter.add_step(step(output_tokens=8, running=2, output_seconds=1.0))
+    for tokens in (92, 92):
+        meter.add_completion(ended(tokens))
+    assert meter.output_tokens_total == 2 * 92 + 2 * 96
+    waiting = SpeedMeter(planned_work(rows=4, prompt_tokens=500), WORK, 10.0)
+    waiting.add_step(step(output_tokens=40, running=1, output_seconds=1.0))
+    waiting.add_completion(ended(40))
+    assert waiting.output_tokens_total == 40 + 3 * (10 + 40 + 10 + 10) / 4  # one answer of four counts a quarter
 
 
 def test_a_run_records_what_it_did_and_the_next_plan_uses_it(cache, make_job, docqa_plan):
