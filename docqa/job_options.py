@@ -46,7 +46,7 @@ class JobOptions:
             overrides.append(f"model.path={_path_or_name(self.model)}")
         for key, paths in (("documents", self.documents), ("questions", self.questions)):
             if paths:
-                overrides.append(f"input.{key}={json.dumps([os.path.abspath(path) for path in paths])}")
+                overrides.append(f"input.{key}={json.dumps([_absolute(path) for path in paths])}")
         return load_job(self.job_file, [*overrides, *self.overrides])
 
     def _without_file(self, overrides: list[str], output: str | None) -> Job:
@@ -97,6 +97,11 @@ def job_options(command: Callable[..., None]) -> Callable[..., None]:
     for option in reversed(_OPTIONS):
         with_options = option(with_options)
     return with_options
+
+
+def _absolute(path: str) -> str:
+    """An empty one, of a shell variable that is not set, and an address stay as they are, and are refused so."""
+    return path if not path or "://" in path else os.path.abspath(path)
 
 
 def _path_or_name(value: str) -> str:

@@ -169,6 +169,8 @@ def _matches(pattern: str, root: str, setting: str) -> Iterator[tuple[str, bool]
         yield from ((inner, False) for inner in _walk(path, ()))
     elif os.path.lexists(path):
         yield path, True
+    elif "://" in pattern:
+        raise InputError(f"{setting}: {pattern!r} is an address, but only files of this machine are read; fetch it")
     elif glob.has_magic(written):
         # Only the user's text is a pattern: a job folder named `runs [old]` is not.
         full = written if os.path.isabs(written) else os.path.join(glob.escape(root), written)

@@ -118,6 +118,10 @@ def test_flags_win_over_the_job_file(docqa, make_job, tmp_path, monkeypatch):
     assert docqa("run", path, "--output", "mine.duckdb", "--quiet")[0] == 0
     assert (elsewhere / "mine.duckdb").exists()
     assert not (tmp_path / "answers.duckdb").exists()
+    status, _, err = docqa("plan", path, "--documents", "")
+    assert (status, 'input.documents is [""]' in err) == (2, True), "the current folder is not read instead"
+    status, _, err = docqa("plan", path, "--documents", "s3://bucket/a.parquet")
+    assert (status, "'s3://bucket/a.parquet' is an address" in err) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,8 @@ def test_a_path_that_names_nothing_is_an_error(tmp_path, pattern):
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"input\.documents: .*" + pattern.replace("*", r"\*")):
         read(tmp_path, "a.parquet", pattern)
+    with pytest.raises(InputError, match="is an address, but only files of this machine are read"):
+        read(tmp_path, f"s3://bucket/{pattern}")
 
 
 def test_links_are_followed_but_not_in_circles(tmp_path):
