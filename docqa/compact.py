@@ -14,7 +14,7 @@ from jobs.compact import compact
 
 
 @click.command("compact")
-@click.argument("database", type=click.Path(path_type=Path), metavar="DB")
+@click.argument("database", type=click.Path(path_type=Path, dir_okay=False), metavar="DB")
 @click.option(
     "--keep-attempts",
     type=click.IntRange(min=1),

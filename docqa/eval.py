@@ -21,7 +21,7 @@ from jobs.store import AnswerStore
 
 
 @click.command("eval")
-@click.argument("database", type=click.Path(path_type=Path), metavar="DB")
+@click.argument("database", type=click.Path(path_type=Path, dir_okay=False), metavar="DB")
 @click.option(
     "--gold",
     type=click.Path(path_type=Path),

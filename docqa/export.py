@@ -13,7 +13,7 @@ from jobs.store import AnswerStore
 
 
 @click.command("export")
-@click.argument("database", type=click.Path(path_type=Path), metavar="DB")
+@click.argument("database", type=click.Path(path_type=Path, dir_okay=False), metavar="DB")
 @click.option(
     "--to",
     required=True,

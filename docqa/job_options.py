@@ -57,7 +57,7 @@ class JobOptions:
                 raise click.UsageError(f"--{name} is needed where there is no job file.")
         assert output is not None
         settings = {
-            "job": {"name": Path(output).stem},
+            "job": {"name": Path(output).stem or None},
             "input": {"documents": list(self.documents), "questions": list(self.questions) or None},
             "answer": {"schema": self.schema},
             "model": {"path": self.model},

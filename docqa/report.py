@@ -22,7 +22,7 @@ from jobs.store import AnswerStore
 
 
 @click.command("report")
-@click.argument("database", type=click.Path(path_type=Path), metavar="DB")
+@click.argument("database", type=click.Path(path_type=Path, dir_okay=False), metavar="DB")
 @click.option("--run", "run_id", envvar="DOCQA_RUN", metavar="ID", help="The run to report; the latest if not given.")
 @click.option(
     "--html",

@@ -31,7 +31,7 @@ PATIENCE_SECONDS = 5.0
 
 
 @click.command("status")
-@click.argument("database", type=click.Path(path_type=Path), metavar="DB")
+@click.argument("database", type=click.Path(path_type=Path, dir_okay=False), metavar="DB")
 @click.option(
     "--publish",
     is_flag=True,

@@ -149,6 +149,17 @@ def test_a_users_mistake_is_one_sentence_and_exit_2(docqa, make_job, tmp_path, c
     assert not (tmp_path / "answers.duckdb").exists()
 
 
+def test_a_folder_is_no_database(docqa, make_job, tmp_path, monkeypatch):
+    make_job(sample_rows(1, 1))
+    monkeypatch.chdir(tmp_path)
+    for place in (".", "/", ""):
+        for command in ("status", "status --publish", "report", "eval", "compact", "export --to a.csv"):
+            status, out, err = docqa(*command.split(), place)
+            assert (status, out, "is a directory" in err) == (2, "", True), (command, err)
+    status, _, err = docqa("run", "--documents", "rows.parquet", "--schema", "verdict.json", "--output", ".")
+    assert (status, "is a folder; name a file as output.database" in err) == (2, True)
+
+
 def test_an_unknown_model_is_exit_2(docqa, make_job, tmp_path):
     (tmp_path / "model").mkdir()
     status, _, err = docqa("run", make_job(sample_rows(1, 1)), "--model", tmp_path / "model")
