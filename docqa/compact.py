@@ -8,13 +8,13 @@ from pathlib import Path
 
 import click
 
-from docqa.options import Duration, json_option, quiet_option, wait_option
+from docqa.options import Duration, database_argument, json_option, quiet_option, wait_option
 from docqa.wording import bytes_text
 from jobs.compact import compact
 
 
 @click.command("compact")
-@click.argument("database", type=click.Path(path_type=Path, dir_okay=False), metavar="DB")
+@database_argument
 @click.option(
     "--keep-attempts",
     type=click.IntRange(min=1),

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from docqa.eval_view import print_evaluation
-from docqa.options import json_option
+from docqa.options import database_argument, json_option
 from docqa.plain_console import plain_console
 from jobs.errors import OutputError
 from jobs.evaluate import AnswerSet, evaluate, own_gold, read_answers
@@ -21,7 +21,7 @@ from jobs.store import AnswerStore
 
 
 @click.command("eval")
-@click.argument("database", type=click.Path(path_type=Path, dir_okay=False), metavar="DB")
+@database_argument
 @click.option(
     "--gold",
     type=click.Path(path_type=Path),

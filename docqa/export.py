@@ -7,13 +7,13 @@ from pathlib import Path
 
 import click
 
-from docqa.options import json_option, quiet_option
+from docqa.options import database_argument, json_option, quiet_option
 from jobs.export import export
 from jobs.store import AnswerStore
 
 
 @click.command("export")
-@click.argument("database", type=click.Path(path_type=Path, dir_okay=False), metavar="DB")
+@database_argument
 @click.option(
     "--to",
     required=True,

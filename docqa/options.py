@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -22,6 +23,13 @@ class Duration(click.ParamType):
             self.fail(f"{value!r} is no duration; allowed is {DURATION.allowed}", param, ctx)
 
 
+def _database(context: click.Context, parameter: click.Parameter, path: Path) -> Path:
+    if path.is_dir():
+        raise click.BadParameter(f"{path} is a folder; name the database, the file that a job has as output.database")
+    return path
+
+
+database_argument = click.argument("database", type=click.Path(path_type=Path), metavar="DB", callback=_database)
 quiet_option = click.option("--quiet", is_flag=True, envvar="DOCQA_QUIET", help="Nothing on stderr but errors.")
 json_option = click.option("--json", "as_json", is_flag=True, envvar="DOCQA_JSON", help="Print the result as JSON.")
 wait_option = click.option(

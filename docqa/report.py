@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from docqa.exit_status import ENDED_ABNORMALLY
-from docqa.options import json_option, quiet_option
+from docqa.options import database_argument, json_option, quiet_option
 from docqa.plain_console import plain_console
 from docqa.report_check import disagreements
 from docqa.report_documents import document_texts
@@ -22,7 +22,7 @@ from jobs.store import AnswerStore
 
 
 @click.command("report")
-@click.argument("database", type=click.Path(path_type=Path, dir_okay=False), metavar="DB")
+@database_argument
 @click.option("--run", "run_id", envvar="DOCQA_RUN", metavar="ID", help="The run to report; the latest if not given.")
 @click.option(
     "--html",

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from docqa.exit_status import OUTPUT_HELD
-from docqa.options import json_option, quiet_option
+from docqa.options import database_argument, json_option, quiet_option
 from docqa.plain_console import plain_console
 from docqa.progress import progress_line, share_done
 from docqa.wording import bad_files_text, bytes_text, duration, row_counts
@@ -31,7 +31,7 @@ PATIENCE_SECONDS = 5.0
 
 
 @click.command("status")
-@click.argument("database", type=click.Path(path_type=Path, dir_okay=False), metavar="DB")
+@database_argument
 @click.option(
     "--publish",
     is_flag=True,

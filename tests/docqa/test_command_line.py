@@ -155,7 +155,7 @@ def test_a_folder_is_no_database(docqa, make_job, tmp_path, monkeypatch):
     for place in (".", "/", ""):
         for command in ("status", "status --publish", "report", "eval", "compact", "export --to a.csv"):
             status, out, err = docqa(*command.split(), place)
-            assert (status, out, "is a directory" in err) == (2, "", True), (command, err)
+            assert (status, out, "is a folder; name the database" in err) == (2, "", True), (command, err)
     status, _, err = docqa("run", "--documents", "rows.parquet", "--schema", "verdict.json", "--output", ".")
     assert (status, "is a folder; name a file as output.database" in err) == (2, True)
 
