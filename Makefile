@@ -29,7 +29,7 @@ test: setup
 	$(BIN)/python -m pytest
 
 test-slow: setup
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m "slow or hypothesis" --hypothesis-profile=thorough
 
 lint: setup
 	$(BIN)/ruff check .

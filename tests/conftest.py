@@ -1,3 +1,4 @@
+import gc
 import os
 from pathlib import Path
 
@@ -10,12 +11,24 @@ os.environ["TRITON_INTERPRET"] = "1"
 import engine  # noqa: F401  # before torch, for what it sets
 
 # No test may fail because the machine is busy, or draw an example that it did not draw before the change: new ones are
-# looked for with --hypothesis-profile=random.
+# looked for with --hypothesis-profile=random. The profile "thorough" is that of the slow run (see thorough.py).
 settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("docqa", settings.get_profile("random"), derandomize=True)
+settings.register_profile("thorough", settings.get_profile("docqa"), max_examples=500)
 settings.load_profile("docqa")
 
 pytest_plugins = ["tests.job_fixtures"]
+
+
+def pytest_collection_finish():
+    """What the imports made stays: no collection of garbage needs to look at it again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure():
+    gc.unfreeze()
+
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 

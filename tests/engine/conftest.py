@@ -39,7 +39,7 @@ def tiny_model():
     return Decoder(config, weights), config
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_engine(tiny_model):
     """make_engine(kv_pages=..., other engine settings) -> Engine over the tiny model."""
     model, config = tiny_model

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.decoder import Decoder
@@ -14,6 +14,7 @@ from engine.repeats import KEY_TOKENS, MOST_PLACES, MOST_SAME, TokenIndex
 from engine.request import FinishReason, Request, SamplingParameters
 from engine.weights import random_weights
 from tests.engine.conftest import STOP_ID, TINY_CONFIG, VOCABULARY_SIZE, random_prompts, tokens
+from tests.thorough import examples
 
 
 class ScriptGrammar:
@@ -85,18 +86,21 @@ def prompts():
     return [np.concatenate([loops, prompt]) for prompt in random_prompts(seed=11, documents=3, questions=4)]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.fixture(scope="module", params=[0.0, 0.8])
+def requests_and_plain_results(request, make_engine, prompts):
+    requests = requests_of(prompts, temperature=request.param)
+    return requests, results(make_engine(drafts=False, stop_token_ids=()).run(requests))
+
+
 @pytest.mark.parametrize(
     "settings", [{}, {"step_tokens": 5}, {"max_rows": 2}, {"kv_pages": 14, "reserved_output": 0.2}]
 )
-def test_guesses_of_repeated_words_change_no_answer(make_engine, prompts, temperature, settings):
-    requests = requests_of(prompts, temperature=temperature)
-    plain = make_engine(drafts=False, stop_token_ids=())
-    expected = results(plain.run(requests))
+def test_guesses_of_repeated_words_change_no_answer(make_engine, requests_and_plain_results, settings):
+    requests, expected = requests_and_plain_results
     engine = make_engine(stop_token_ids=(), **settings)
     assert results(engine.run(requests)) == expected
     engine.check()
-    if not settings and temperature == 0:
+    if not settings and requests[0].sampling.temperature == 0:
         assert 0 < engine.statistics.accepted_tokens < engine.statistics.drafted_tokens
 
 
@@ -218,7 +222,7 @@ def test_an_output_repeats_itself():
     assert index.longest_repeat(output, 3) == (3, [8, 5, 6])
 
 
-@settings(max_examples=200, deadline=None)
+@examples(100)
 @given(st.lists(st.integers(0, 2), max_size=60), st.lists(st.integers(0, 2), max_size=12), st.integers(0, 60))
 def test_repeats_are_the_longest_there_are(tokens_before, text, cut):
     """Against all places compared one by one; the index reads its tokens in two parts."""

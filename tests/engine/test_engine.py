@@ -4,6 +4,7 @@ import pytest
 from engine.prefix_order import depth_first_order, first_positions
 from engine.request import FinishReason, Request, SamplingParameters
 from tests.engine.conftest import STOP_ID, random_prompts, tokens
+from tests.thorough import in_part
 
 
 def requests_of(prompts, **sampling):
@@ -39,7 +40,7 @@ def prompts():
     return random_prompts(seed=5)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def plain_answers(make_engine, prompts):
     """The oracle: reference attention, no reuse, one row at a time."""
     engine = make_engine(attention="reference", reuse=False, share_prefixes=False, max_rows=1)
@@ -124,7 +125,7 @@ def test_pages_are_free_as_soon_as_nothing_planned_needs_them(make_engine, promp
 
 
 @pytest.mark.parametrize("page_size", [4, 16])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", in_part(range(6), 3))
 def test_the_smallest_pool_still_computes_everything_once(make_engine, page_size, seed):
     prompts = random_prompts(seed, documents=5, questions=6)
     longest = max(len(prompt) for prompt in prompts) + 6 - 1  # the KV of the last output token is never read

@@ -53,7 +53,7 @@ def test_64_rows_of_three_schemas_and_none(model, vocabulary, temperature):
     batch = Engine(decoder, config, EngineSettings(kv_pages=800), (STOP_ID,))
     together = batch.run(requests)
     batch.check()
-    for request, completion in zip(requests, together, strict=True):
+    for request, completion in list(zip(requests, together, strict=True))[int(temperature) :: 2]:
         alone = Engine(decoder, config, EngineSettings(kv_pages=100), (STOP_ID,)).run([request])[0]
         assert alone.output_tokens == completion.output_tokens
         assert alone.finish_reason == completion.finish_reason

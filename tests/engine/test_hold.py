@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, given
 from hypothesis import strategies as st
 
 from engine.engine import Engine
@@ -12,6 +12,7 @@ from engine.prefix_order import depth_first_order
 from engine.request import RepeatCause, Request, SamplingParameters
 from tests.engine.conftest import STOP_ID, VOCABULARY_SIZE
 from tests.engine.test_engine import minimum_tokens
+from tests.thorough import examples
 
 OUTPUT_TOKENS = 4
 MOST_ROWS = 6  # of a document
@@ -150,7 +151,7 @@ def pages_held_beside(rows, page_size):
     return max((sum(prefixes.values()) for prefixes in held.values()), default=0)
 
 
-@settings(max_examples=10, deadline=None, phases=[Phase.explicit, Phase.generate])  # shrinking takes minutes
+@examples(4, phases=[Phase.explicit, Phase.generate])  # shrinking takes minutes
 @given(
     rows=programs(),
     page_size=st.sampled_from([1, 4, 16]),

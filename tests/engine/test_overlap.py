@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import runner, token_draw
@@ -19,6 +19,7 @@ from engine.triton.row_operations import TritonRowOperations
 from engine.weights import random_weights
 from tests.engine.conftest import STOP_ID, random_prompts
 from tests.engine.test_drafts import ScriptGrammar
+from tests.thorough import examples
 
 
 class FakeStream:
@@ -135,7 +136,7 @@ def workloads(draw):
 
 
 @given(workload=workloads())
-@settings(max_examples=25, deadline=None)
+@examples(10)
 def test_the_steps_and_answers_are_those_without_overlap(engine_over, workload):
     requests, options, feed = workload
     plain, stream = engine_over(HostStream(), **options), FakeStream()
@@ -272,7 +273,7 @@ class QueueEvent:
     steps=st.lists(st.tuples(st.lists(st.integers(0, 3000), max_size=5), st.integers(0, 8)), min_size=1, max_size=12),
     least=st.sampled_from([64, 4096]),
 )
-@settings(max_examples=60, deadline=None)
+@examples(40)
 def test_what_is_sent_arrives_however_late_it_is_read(steps, least):
     queue = Queue()
     staging = Staging(lambda size: torch.empty(max(size, least), dtype=torch.uint8), queue.mark)

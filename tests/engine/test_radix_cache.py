@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
@@ -12,6 +11,7 @@ from engine.prefix_order import common_prefix_length, depth_first_order, first_p
 from engine.radix_cache import RadixCache
 from engine.radix_node import NodeState
 from tests.engine.conftest import tokens
+from tests.thorough import examples
 
 
 class Job:
@@ -155,7 +155,7 @@ class ForgetfulCacheMachine(CacheMachine):
 TestCacheMachine = CacheMachine.TestCase
 TestForgetfulCacheMachine = ForgetfulCacheMachine.TestCase
 for case in (TestCacheMachine, TestForgetfulCacheMachine):
-    case.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+    case.settings = examples(40, stateful_step_count=40)
 
 
 def compute(cache, leaf, output_tokens=1):

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.engine import Engine
@@ -16,6 +16,7 @@ from engine.prefix_order import common_prefix_length, depth_first_order
 from engine.request import RepeatCause
 from tests.engine.conftest import TINY_CONFIG, VOCABULARY_SIZE, random_prompts, tokens
 from tests.engine.test_engine import requests_of
+from tests.thorough import examples
 
 PAGE_SIZE = 4
 CONFIG = ModelConfig.from_dict(TINY_CONFIG)
@@ -64,7 +65,7 @@ def workloads(draw):
 
 
 @given(workload=workloads(), sort=st.booleans())
-@settings(max_examples=150, deadline=None)
+@examples(60)
 def test_what_was_computed_is_the_minimum_and_the_causes(workload, sort):
     prompts, max_tokens, engine_settings = workload
     engine = Engine(NoModel(), CONFIG, engine_settings, stop_token_ids=())

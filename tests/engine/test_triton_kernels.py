@@ -103,12 +103,13 @@ PARAMETERS = (
 def test_draws_are_those_of_the_cpu_sampler(masked, levels):
     """`levels`: only so many distinct logits, so that every cut falls among equals."""
     random = np.random.default_rng(3)
-    rows, vocabulary = len(PARAMETERS) * 2, 301
+    each = 2 if levels is not None else 1
+    rows, vocabulary = len(PARAMETERS) * each, 301
     logits = torch.from_numpy(random.normal(0, 2, (rows, vocabulary)).astype(np.float32))
     if levels is not None:
         logits = (logits.clamp(-2, 2) * levels / 4).round()
     masks = random_masks(random, rows, vocabulary, 0.3) if masked else None
-    parameters = [parameter for parameter in PARAMETERS for _ in range(2)]
+    parameters = [parameter for parameter in PARAMETERS for _ in range(each)]
     indices = list(range(rows))
     assert sample_on_device(logits, masks, parameters, indices) == sample(logits.clone(), masks, parameters, indices)
 

@@ -10,6 +10,7 @@ from grammars import InvalidSchema, TokenVocabulary, UnsupportedSchema, compile_
 from tests.grammars.helpers import accepts_value, assert_sound, is_valid
 
 MAX_SCHEMA_CHARACTERS = 2500
+EVERY = pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.slow)])
 
 
 def tally(records: list[dict[str, Any]], vocabulary: TokenVocabulary, samples: int) -> dict[str, int]:
@@ -46,17 +47,20 @@ def test_question_schemas(corpus: list[dict[str, Any]], vocabulary: TokenVocabul
     assert counts["accepted"] == counts["valid"]
 
 
-def test_real_schemas(corpus: list[dict[str, Any]], vocabulary: TokenVocabulary) -> None:
-    records = small(lambda source: source.startswith("maskbench/"), corpus)[::2]
+@EVERY
+def test_real_schemas(corpus: list[dict[str, Any]], vocabulary: TokenVocabulary, every: int) -> None:
+    records = small(lambda source: source.startswith("maskbench/"), corpus)[::every]
     counts = tally(records, vocabulary, samples=2)
     assert counts["compiled"] >= 0.85 * len(records), counts
     assert counts["accepted"] >= 0.8 * counts["valid"], counts
 
 
-def test_the_official_suite(corpus: list[dict[str, Any]], vocabulary: TokenVocabulary) -> None:
+@EVERY
+def test_the_official_suite(corpus: list[dict[str, Any]], vocabulary: TokenVocabulary, every: int) -> None:
     # Formats are annotations in Draft 2020-12; the groups that assert them are judged by jsonschema without.
-    counts = tally(small(lambda source: source.startswith("jts/"), corpus)[::2], vocabulary, samples=1)
-    assert counts["compiled"] > 100, counts
+    records = small(lambda source: source.startswith("jts/"), corpus)[::every]
+    counts = tally(records, vocabulary, samples=1)
+    assert counts["compiled"] > len(records) / 3, counts
 
 
 def test_on_the_real_vocabulary(corpus: list[dict[str, Any]], smollm2: tuple[Any, TokenVocabulary]) -> None:

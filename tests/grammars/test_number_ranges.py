@@ -6,12 +6,13 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from grammars.integer_ranges import integers
 from grammars.number_bounds import Bounds, as_decimal
 from grammars.number_ranges import numbers
+from tests.thorough import examples
 
 SMALL = st.integers(-1200, 1200)
 BOUND = st.one_of(
@@ -35,7 +36,7 @@ def within(value: Any, low: Any, low_open: bool, high: Any, high_open: bool) -> 
     return bool(above and below)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(50)
 @given(st.none() | SMALL, st.booleans(), st.none() | SMALL, st.booleans(), st.lists(SMALL, max_size=30))
 def test_integers_are_exact(low: Any, low_open: bool, high: Any, high_open: bool, values: list[int]) -> None:
     fragment = integers(make_bounds(low, low_open, high, high_open))
@@ -47,7 +48,7 @@ def test_integers_are_exact(low: Any, low_open: bool, high: Any, high_open: bool
         assert re.fullmatch(fragment.regex, fragment.shortest)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(50)
 @given(SMALL, SMALL, st.sampled_from([2, 3, 4, 5, 8, 10, 20, 25, 50, 100, 125, 250, 500, 1000]), SMALL)
 def test_multiples(low: int, high: int, step: int, value: int) -> None:
     for bounds, inside in (
@@ -85,7 +86,7 @@ def near_texts(draw: Any, bounds: list[Any]) -> str:
     return text + ("0" if text.endswith((".", "-")) else "") + draw(st.sampled_from(["", "", "e-05", "E7", "e+23"]))
 
 
-@settings(max_examples=300, deadline=None)
+@examples(100)
 @given(st.data(), st.none() | BOUND, st.booleans(), st.none() | BOUND, st.booleans())
 def test_numbers_are_sound(data: Any, low: Any, low_open: bool, high: Any, high_open: bool) -> None:
     fragment = numbers(make_bounds(low, low_open, high, high_open))
@@ -100,7 +101,7 @@ def test_numbers_are_sound(data: Any, low: Any, low_open: bool, high: Any, high_
             assert within(json.loads(text), low, low_open, high, high_open), text
 
 
-@settings(max_examples=200, deadline=None)
+@examples(100)
 @given(st.none() | BOUND, st.none() | BOUND, st.floats(-1e15, 1e15) | st.floats(-2, 2))
 def test_numbers_accept_floats_between(low: Any, high: Any, value: float) -> None:
     fragment = numbers(make_bounds(low, False, high, False))
@@ -123,7 +124,7 @@ def test_numbers_of_any_size(low: int | None) -> None:
         assert not re.fullmatch(fragment.regex, text)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(50)
 @given(SMALL, SMALL, st.decimals(-1300, 1300, places=3))
 def test_numbers_accept_what_is_between(low: int, high: int, value: Decimal) -> None:
     fragment = numbers(make_bounds(low, True, high, False))
