@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grammars import stock_schema
 from jobs.job_settings import InputSettings
 from jobs.quote_answers import QuoteLocator, has_quotes, locate_quotes, quote_properties
 from jobs.quotes import QuoteFinder, QuotePlace, fold
@@ -173,6 +174,11 @@ def test_marked_strings_wherever_they_are():
     endless = {"$ref": "#"}
     assert locate_quotes(endless, "x", QuoteFinder("x")) == []
     assert locate_quotes({"type": "string", "x-docqa": "quote"}, "x", QuoteFinder("ax"))[0].pointer == ""
+
+
+@pytest.mark.parametrize("name", ["answer", "verdict"])
+def test_quotes_of_the_stock_schemas_are_looked_up(name):
+    assert quote_properties(stock_schema(name)) == ["quote"]
 
 
 def test_places_as_they_are_stored():
