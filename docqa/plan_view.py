@@ -71,7 +71,11 @@ def _rows(summary: dict[str, Any], row: Any) -> None:
         note = f"asked of pieces of their document: {summary['piece_calls']:,} calls, and those that combine answers"
         row("  in pieces", summary["rows_split"], note)
     if summary["rows_sampled"]:
-        row("  sampled", summary["rows_sampled"], f"asked several times: {summary['sample_calls']:,} calls")
+        row(
+            "  sampled",
+            summary["rows_sampled"],
+            f"asked several times: {summary['sample_calls']:,} calls, a row's prompt counts once",
+        )
     statuses = sorted(summary["rejected_by_status"].items(), key=lambda part: (-part[1], part[0]))
     row("that can't run", summary["rows_rejected"], ", ".join(f"{rows:,} {status}" for status, rows in statuses))
     if summary["rows_gone"]:
