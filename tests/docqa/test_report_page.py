@@ -246,42 +246,47 @@ def test_documents_that_do_not_fit_are_left_out_whole_and_said(two_nights, monke
     assert len(written.encode()) <= 1_000
 
 
-@pytest.mark.skipif(not chromium.is_there(), reason="Chromium and its driver are not installed")
-def test_a_browser_shows_answers_beside_their_document(docqa, two_nights, tmp_path):
+@pytest.fixture(scope="module")
+def session():
+    if not chromium.is_there():
+        pytest.skip("Chromium and its driver are not installed")
+    with chromium.browser() as session:
+        yield session
+
+
+def test_a_browser_shows_answers_beside_their_document(docqa, two_nights, tmp_path, session):
     """Quotes are marked where they stand, also behind characters that take two of JavaScript's units."""
     write_input(tmp_path / "rows.parquet", 5)
     path = tmp_path / "page.html"
     docqa("report", two_nights.path, "--run", "first", "--html", path, "--documents", tmp_path / "rows.parquet")
-    with chromium.browser() as session:
-        session.show(1100, 900)
-        session.open(path)
-        for document in (0, 1):
-            session.run(
-                "const form = document.getElementById('filters'); form.reset();"
-                f"form.elements.document.value = 'contract-00{document}'; form.dispatchEvent(new Event('input'));"
-                "document.querySelector('.answer > summary').click()"
-            )
-            shown = "return document.querySelector('.source pre').textContent"
-            assert session.run(shown) == text_of(document)
-            marks = "return [...document.querySelectorAll('.source mark')].map(mark => mark.textContent)"
-            assert session.run(marks) == ["shall keep it secret"]
-            before = "return document.querySelector('.source mark').previousSibling.textContent"
-            assert session.run(before) == text_of(document).partition("shall keep")[0]
-        session.run("document.querySelector('.quotes button').click()")
-        body = session.run("return document.querySelector('.answer .facts').innerText")
-        assert "reused 120 of 120 of its instructions, " in body
-        assert re.search(r"\d+\.\d\d s saved", body)
-        assert "confidence: verdict 0.88, quote unknown, page 1.00" in body
-        wide = "return document.querySelector('.source').getBoundingClientRect()"
-        beside = session.run(wide)["left"]
-        session.show(375, 800, "dark")
-        assert session.run(wide)["left"] < beside / 2  # below the answer
-        assert session.run("return document.documentElement.scrollWidth") == 375
-        assert session.console() == []
+    session.show(1100, 900)
+    session.open(path)
+    for document in (0, 1):
+        session.run(
+            "const form = document.getElementById('filters'); form.reset();"
+            f"form.elements.document.value = 'contract-00{document}'; form.dispatchEvent(new Event('input'));"
+            "document.querySelector('.answer > summary').click()"
+        )
+        shown = "return document.querySelector('.source pre').textContent"
+        assert session.run(shown) == text_of(document)
+        marks = "return [...document.querySelectorAll('.source mark')].map(mark => mark.textContent)"
+        assert session.run(marks) == ["shall keep it secret"]
+        before = "return document.querySelector('.source mark').previousSibling.textContent"
+        assert session.run(before) == text_of(document).partition("shall keep")[0]
+    session.run("document.querySelector('.quotes button').click()")
+    body = session.run("return document.querySelector('.answer .facts').innerText")
+    assert "reused 120 of 120 of its instructions, " in body
+    assert re.search(r"\d+\.\d\d s saved", body)
+    assert "confidence: verdict 0.88, quote unknown, page 1.00" in body
+    wide = "return document.querySelector('.source').getBoundingClientRect()"
+    beside = session.run(wide)["left"]
+    session.show(375, 800, "dark")
+    assert session.run(wide)["left"] < beside / 2  # below the answer
+    assert session.run("return document.documentElement.scrollWidth") == 375
+    assert session.console() == []
 
 
-@pytest.mark.skipif(not chromium.is_there(), reason="Chromium and its driver are not installed")
-def test_a_browser_shows_where_quotes_stand(docqa, tmp_path):
+def test_a_browser_shows_where_quotes_stand(docqa, tmp_path, session):
     database, path = tmp_path / "answers.duckdb", tmp_path / "page.html"
     store = AnswerStore(database)
     store.begin_run(RunRecord(run_id="r", rows_total=1))
@@ -293,20 +298,19 @@ def test_a_browser_shows_where_quotes_stand(docqa, tmp_path):
     store.finish_run(RunEnding(run_id="r", status="finished"))
     docqa("report", database, "--html", path)
     assert "1 of 2" in path.read_text()
-    with chromium.browser() as session:
-        session.open(path)
-        summary = "return document.querySelector('.answer .summary').innerText"
-        assert session.run(summary) == "a/b there found · c away not found · d no quote"
-        session.run("document.querySelector('.answer > summary').click()")
-        body = session.run("return document.querySelector('.answer .body').innerText")
-        assert "/a~1b: characters 1,234 to 1,240, but for spaces or signs\n/c: not in the document" in body
-        assert session.console() == []
+    session.show(1100, 900)
+    session.open(path)
+    summary = "return document.querySelector('.answer .summary').innerText"
+    assert session.run(summary) == "a/b there found · c away not found · d no quote"
+    session.run("document.querySelector('.answer > summary').click()")
+    body = session.run("return document.querySelector('.answer .body').innerText")
+    assert "/a~1b: characters 1,234 to 1,240, but for spaces or signs\n/c: not in the document" in body
+    assert session.console() == []
 
 
-@pytest.mark.skipif(not chromium.is_there(), reason="Chromium and its driver are not installed")
-def test_a_browser_shows_10000_rows(docqa, tmp_path):
+def test_a_browser_shows_10000_rows(docqa, tmp_path, session):
     database, path = tmp_path / "answers.duckdb", tmp_path / "page.html"
-    write_run(database, "first", documents=500, questions=20)
+    write_run(database, "first", documents=50, questions=20)
     write_run(database, "second", documents=500, questions=20, failing=0.03, changing=0.02, seed=1,
               start=START + timedelta(days=1))  # fmt: skip
     write_input(tmp_path / "rows.parquet", 500, questions=1)
@@ -316,45 +320,44 @@ def test_a_browser_shows_10000_rows(docqa, tmp_path):
     assert path.stat().st_size < 15_000_000
     assert [file.name for file in tmp_path.iterdir() if file.name.endswith(".new")] == []
     report = report_of(AnswerStore(database, read_only=True), None)
-    with chromium.browser() as session:
-        session.show(1100, 900)
-        session.open(path)
-        assert session.run("return document.title") == "contracts-nightly: run second"
-        said = "return document.querySelector('#answer-list [role=status]').textContent"
-        assert session.run(said) == "1 to 50 of 10,000 answers"
-        totals = session.run("return [...document.querySelectorAll('#document-list tfoot td')].map(c => c.textContent)")
-        assert totals == [
-            "all 500 listed", "10,000", f"{report['rows_failed']:,}", f"{100 * report['reused_share']:.1f} %", "",
-            f"{report['saved']['seconds']:,.2f}",
-            f"{report['prompt_tokens']:,}", f"{report['computed_tokens']:,}", f"{report['minimum_tokens']:,}",
-        ]  # fmt: skip
+    session.show(1100, 900)
+    session.open(path)
+    assert session.run("return document.title") == "contracts-nightly: run second"
+    said = "return document.querySelector('#answer-list [role=status]').textContent"
+    assert session.run(said) == "1 to 50 of 10,000 answers"
+    totals = session.run("return [...document.querySelectorAll('#document-list tfoot td')].map(c => c.textContent)")
+    assert totals == [
+        "all 500 listed", "10,000", f"{report['rows_failed']:,}", f"{100 * report['reused_share']:.1f} %", "",
+        f"{report['saved']['seconds']:,.2f}",
+        f"{report['prompt_tokens']:,}", f"{report['computed_tokens']:,}", f"{report['minimum_tokens']:,}",
+    ]  # fmt: skip
 
-        def filtered(**values):
-            session.run(
-                "const form = document.getElementById('filters'); form.reset();"
-                f"for (const [name, value] of Object.entries({json.dumps(values)})) form.elements[name].value = value;"
-                "form.dispatchEvent(new Event('input'))"
-            )
-            return session.run(said)
+    def filtered(**values):
+        session.run(
+            "const form = document.getElementById('filters'); form.reset();"
+            f"for (const [name, value] of Object.entries({json.dumps(values)})) form.elements[name].value = value;"
+            "form.dispatchEvent(new Event('input'))"
+        )
+        return session.run(said)
 
-        assert filtered(document="contract-499") == "1 to 20 of 20 answers"
-        assert filtered(text="CLAUSE 9999:").endswith("of 1 answers")
-        assert filtered(text="no such words") == "no answers"
-        failures = {cause["status"]: cause["rows"] for cause in report["failures"]}
-        assert filtered(status="truncated").endswith(f" of {failures['truncated']} answers")
-        assert filtered(change="changed").endswith(f" of {report['changes']['changed']} answers")
-        filtered(order="slow")
-        slowest = report["slowest_rows"][0]
-        first = session.run("return document.querySelector('.answer .ids').innerText.split('\\n')")
-        assert first == [slowest["doc_id"], slowest["question_id"]]
-        session.run("document.querySelector('.answer > summary').click()")
-        assert "prompt tokens" in session.run("return document.querySelector('.answer').textContent")
-        session.run("document.querySelectorAll('#document-list th button')[0].click()")
-        assert session.run("return document.querySelector('#document-list td').textContent") == "contract-000"
-        ground = "return getComputedStyle(document.body).backgroundColor"
-        light = session.run(ground)
-        session.show(375, 800, "dark")
-        assert session.run(ground) != light
-        assert session.run("return document.documentElement.scrollWidth") == 375
-        assert session.run("return [document.title, document.images.length]") == ["contracts-nightly: run second", 0]
-        assert session.console() == []
+    assert filtered(document="contract-499") == "1 to 20 of 20 answers"
+    assert filtered(text="CLAUSE 9999:").endswith("of 1 answers")
+    assert filtered(text="no such words") == "no answers"
+    failures = {cause["status"]: cause["rows"] for cause in report["failures"]}
+    assert filtered(status="truncated").endswith(f" of {failures['truncated']} answers")
+    assert filtered(change="changed").endswith(f" of {report['changes']['changed']} answers")
+    filtered(order="slow")
+    slowest = report["slowest_rows"][0]
+    first = session.run("return document.querySelector('.answer .ids').innerText.split('\\n')")
+    assert first == [slowest["doc_id"], slowest["question_id"]]
+    session.run("document.querySelector('.answer > summary').click()")
+    assert "prompt tokens" in session.run("return document.querySelector('.answer').textContent")
+    session.run("document.querySelectorAll('#document-list th button')[0].click()")
+    assert session.run("return document.querySelector('#document-list td').textContent") == "contract-000"
+    ground = "return getComputedStyle(document.body).backgroundColor"
+    light = session.run(ground)
+    session.show(375, 800, "dark")
+    assert session.run(ground) != light
+    assert session.run("return document.documentElement.scrollWidth") == 375
+    assert session.run("return [document.title, document.images.length]") == ["contracts-nightly: run second", 0]
+    assert session.console() == []
