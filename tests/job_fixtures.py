@@ -68,30 +68,35 @@ def sample_rows(documents=4, questions=5):
     return rows[1::3] + rows[0::3] + rows[2::3]
 
 
+def write_job(folder, model_folder, rows, name="job.toml", **sections):
+    """Write a job over the tiny model into a folder, in fp32, with settings by section; the path of its file."""
+    if rows is not None:
+        write_rows(folder / "rows.parquet", rows)
+    (folder / "verdict.json").write_text(json.dumps(SCHEMA))
+    settings = {
+        "job": {"name": "test"},
+        "input": {"documents": "rows.parquet"},
+        "prompt": {"system": "Answer."},
+        "answer": {"schema": "verdict.json"},
+        "model": {"path": str(model_folder), "dtype": "float32"},
+        "sampling": {"max_tokens": 60},
+        "output": {"database": "answers.duckdb"},
+    }
+    for section, values in sections.items():
+        settings.setdefault(section, {}).update(values)
+    lines = []
+    for section, values in settings.items():
+        lines.append(f"[{section}]")
+        lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+    (folder / name).write_text("\n".join(lines))
+    return folder / name
+
+
 @pytest.fixture
 def make_job(tmp_path, tiny_model_folder):
     """make_job(rows, **settings by section) -> path of a job file in tmp_path over the tiny model, in fp32."""
 
     def make(rows, name="job.toml", **sections):
-        if rows is not None:
-            write_rows(tmp_path / "rows.parquet", rows)
-        (tmp_path / "verdict.json").write_text(json.dumps(SCHEMA))
-        settings = {
-            "job": {"name": "test"},
-            "input": {"documents": "rows.parquet"},
-            "prompt": {"system": "Answer."},
-            "answer": {"schema": "verdict.json"},
-            "model": {"path": str(tiny_model_folder), "dtype": "float32"},
-            "sampling": {"max_tokens": 60},
-            "output": {"database": "answers.duckdb"},
-        }
-        for section, values in sections.items():
-            settings.setdefault(section, {}).update(values)
-        lines = []
-        for section, values in settings.items():
-            lines.append(f"[{section}]")
-            lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
-        (tmp_path / name).write_text("\n".join(lines))
-        return tmp_path / name
+        return write_job(tmp_path, tiny_model_folder, rows, name, **sections)
 
     return make

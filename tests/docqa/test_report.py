@@ -22,6 +22,7 @@ from tests.job_fixtures import sample_rows
 from tests.jobs.store_version_1 import make_store_of_version_1
 from tests.jobs.store_version_2 import make_store_of_version_2
 from tests.jobs.store_version_3 import make_store_of_version_3
+from tests.thorough import examples
 
 TOKENS = ("prompt_tokens", "minimum_tokens", "computed_tokens", "cached_tokens")
 
@@ -116,6 +117,7 @@ def prompt_trees(draw):
     return sorted(rows, key=lambda row: row[2]), draw(st.floats(0, 1))
 
 
+@examples(40)
 @given(prompt_trees())
 def test_openings_are_those_of_the_tokens(tree):
     prompts, kept = tree

@@ -33,9 +33,10 @@ ANSWER = {
 MOMENT = datetime(2025, 3, 4, 5, 6, 7, tzinfo=UTC)
 
 
-@pytest.fixture
-def store(tmp_path):
-    store = AnswerStore(tmp_path / "answers.duckdb")
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """Exports only read it."""
+    store = AnswerStore(tmp_path_factory.mktemp("store") / "answers.duckdb")
     for run_id in ("r1", "r2"):
         store.begin_run(RunRecord(run_id=run_id, rows_total=2))
         values = {"run_id": run_id, "schema_name": "facts", "answered_at": MOMENT, "question": ""}
@@ -103,7 +104,7 @@ def test_whole_or_not_at_all(store, tmp_path):
     assert path.read_text() == "of last night"
     export(store, path)
     assert path.read_text().startswith("run_id,")
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["answers.duckdb", "out.csv"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["out.csv"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What a run measures beside its rows: steps in buckets, segments, and why tokens were computed again."""
 
 import json
+import shutil
 
 import duckdb
 import pytest
@@ -13,7 +14,7 @@ from jobs.observe import StopRequest
 from jobs.run import run_job
 from jobs.step_summary import StepSummary, merged_buckets
 from jobs.store import AnswerStore
-from tests.job_fixtures import sample_rows
+from tests.job_fixtures import sample_rows, write_job
 from tests.jobs.test_identical_rows import TAGS, repeated_rows
 
 SUMMED = ("prompt_tokens", "output_tokens", "prompt_seconds", "output_seconds", "mask_seconds")
@@ -53,12 +54,17 @@ def test_buckets_lose_nothing_and_are_few(steps, most, together):
     assert not steps or len(summary.buckets) >= min(len(steps), most // 2)
 
 
-@pytest.fixture
-def database(make_job, tmp_path):
-    path = make_job(sample_rows(3, 4))
-    outcome = run(path)
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory, tiny_model_folder):
+    outcome = run(write_job(tmp_path_factory.mktemp("run"), tiny_model_folder, sample_rows(3, 4)))
     assert outcome.exit_status == 0, outcome.run.error
-    return tmp_path / "answers.duckdb", outcome.run
+    return outcome
+
+
+@pytest.fixture
+def database(finished_run, tmp_path):
+    """A database of its own, and its run."""
+    return shutil.copy(finished_run.database, tmp_path / "answers.duckdb"), finished_run.run
 
 
 def test_a_run_stores_what_the_engine_measured(database):
