@@ -6,6 +6,14 @@ import pytest
 from docqa import main as command_line
 
 
+@pytest.fixture(autouse=True)
+def _as_in_a_pipe(monkeypatch):
+    """80 columns and no colours, whatever the terminal or the build server of the tests has."""
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture
 def docqa(monkeypatch, capsys):
     """docqa("run", path, ...) -> (exit status, stdout, stderr), in this process."""

@@ -37,8 +37,6 @@ def terminal(monkeypatch):
         monkeypatch.setattr("sys.stderr", stream)
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setenv("COLUMNS", str(columns))
-        for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
-            monkeypatch.delenv(name, raising=False)
         return stream
 
     return make

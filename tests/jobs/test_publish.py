@@ -273,7 +273,7 @@ print(*counts)
 """
     try:
         reader = subprocess.run(
-            [sys.executable, "-c", script, str(database)], capture_output=True, text=True, check=True, timeout=60
+            [sys.executable, "-c", script, str(database)], capture_output=True, text=True, check=True, timeout=600
         )
     finally:
         stop.set()
