@@ -13,6 +13,7 @@ import click
 
 from docqa import __version__
 from docqa.exit_status import ENDED_ABNORMALLY, HELP, INTERRUPTED, exit_status_of
+from docqa.wording import visible
 
 COMMANDS = {
     "init": "Write a job that runs as it is, to change.",
@@ -70,7 +71,7 @@ def main() -> None:
             traceback.print_exc()
             click.echo("docqa: this is a fault of docqa; please report it with the lines above", err=True)
             sys.exit(ENDED_ABNORMALLY)
-        click.echo(f"docqa: {error}", err=True)
+        click.echo(f"docqa: {visible(str(error))}", err=True)
         sys.exit(status)
 
 

@@ -18,6 +18,7 @@ from rich.text import Text
 from docqa.plain_console import plain_console
 from docqa.progress import LineInterval, progress_line
 from docqa.run_summary import over_limit_text, summary_lines
+from docqa.wording import visible
 from jobs.observe import Observer, Progress
 
 
@@ -121,4 +122,4 @@ def observer_of(log: RunLog) -> Observer:
 def stderr_line(line: str) -> None:
     """Write a line. A lost terminal, a closed pipe or a full log disk must not end a run, so faults are let pass."""
     with suppress(OSError):
-        click.echo(line, err=True)
+        click.echo(visible(line), err=True)

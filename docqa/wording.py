@@ -1,9 +1,18 @@
-"""Figures in words: durations, sizes, and counts of rows."""
+"""Figures in words: durations, sizes, and counts of rows; and texts as a terminal may show them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+# Unicode's pictures of control characters, and the replacement character for those that have none.
+_PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"}
+_PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+
+
+def visible(text: str) -> str:
+    """A text that steers no terminal: an id or a file name may hold an escape code, and is shown with a sign for it."""
+    return text.translate(_PICTURES)
 
 
 def duration(seconds: float) -> str:

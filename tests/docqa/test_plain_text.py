@@ -52,6 +52,19 @@ def test_a_plan_and_its_rejected_rows(docqa, make_job, tmp_path, monkeypatch):
     assert f"{tmp_path}/[b].duckdb" in out
 
 
+def test_no_text_steers_the_terminal(docqa, make_job, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    odd = "\x1b[2J\x9b1m\x00é\t"
+    rows = [row | {"doc_id": odd} for row in sample_rows(1, 2)]
+    rows[0] |= {"document": ""}
+    status, out, err = docqa("plan", make_job(rows))
+    assert (status, "\x1b" in out + err, "\x9b" in out + err) == (0, False, False)
+    assert "empty_document: ␛[2J�1m␀é" in out
+    rows[0] |= {"document": rows[1]["document"], "question_id": rows[1]["question_id"]}
+    status, _, err = docqa("plan", make_job(rows, input={"documents": "rows.parquet", "columns": {"gold": "\x1bc"}}))
+    assert (status, "\x1b" in err) == (2, False)
+
+
 def test_a_schema(docqa, tmp_path, tiny_model_folder, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
     path = tmp_path / "[b].json"
