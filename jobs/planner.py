@@ -60,7 +60,8 @@ class Planner:
         needed = needed_keys(data.rows)
         fates: dict[Key, RowFate] = {}
         intake = Intake(history, select)
-        others = {key: row for row in data.rows if (key := (row.doc_id, row.question_id)) in needed}
+        rows = data.rows if needed else []  # of a million rows, most jobs have none that others come after
+        others = {key: row for row in rows if (key := (row.doc_id, row.question_id)) in needed}
         for row in later:
             self.dependents.check(row, {name: self._schema_of(others[row.doc_id, name]) for name in row.program.after})
         for count, (row, outcome) in enumerate(self._outcomes(data)):
