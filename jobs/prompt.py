@@ -162,6 +162,10 @@ class PromptBuilder:
         """What prompt.<part> writes for every row behind its first value, and so can't be shared over values."""
         return self._templates.texts_behind[part]
 
+    def values_before(self, part: str) -> list[str]:
+        """The values that stand before that text, or before some of it, as the template names them."""
+        return self._templates.values_before[part]
+
     def token_ends(self, text: str) -> np.ndarray:
         """Where each token of a text ends, in code points."""
         return self._text_tokenizer.character_ends(text)

@@ -106,14 +106,14 @@ def _value(row: InputRow, name: str) -> object:
 
 
 def _behind_values(rows: Sequence[PlannedRow], prompts: PromptBuilder, part: str, times: int) -> OrderCost | None:
-    """The template's own text behind its document or question."""
+    """The template's own text behind a value of its document's or question's part."""
     text = prompts.text_behind(part)
     if not text.strip() or times < 2:
         return None
     earlier = "prompt.system" if part == "document" else "prompt.system or before the question"
     return OrderCost(
         setting=f"prompt.{part}",
-        values=(part,),
+        values=tuple(prompts.values_before(part)) or (part,),
         rows=times,
         tokens=len(prompts.text_ids(text)) * (times - 1),
         advice=f"write the text behind it in {earlier} instead",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jinja2
@@ -25,7 +26,7 @@ class PartTemplates:
 
     `document_uses_row` tells whether the document's part depends on more than the document, `moving_values` what else
     it writes: names as in the template (`doc_id`, `extra.page`), in their order there. `texts_behind` has, by part, the
-    template's own text behind the first value that it writes.
+    template's own text behind the first value that it writes, `values_before` the values that stand before some of it.
     """
 
     def __init__(self, settings: PromptSettings) -> None:
@@ -35,15 +36,17 @@ class PartTemplates:
         self._plain: dict[str, list[tuple[str, bool]]] = {}
         self.moving_values: list[str] = []
         self.texts_behind: dict[str, str] = {}
+        self.values_before: dict[str, list[str]] = {}
         used: dict[str, set[str]] = {}
         for part, known in PART_VARIABLES.items():
             try:
                 tree = environment.parse(getattr(settings, part))
                 used[part] = jinja2.meta.find_undeclared_variables(tree)
                 check_statements(f"prompt.{part}", known, tree)
-                self.texts_behind[part] = _text_behind_values(tree)
+                self.texts_behind[part], before = _text_behind_values(tree)
+                self.values_before[part] = _values_read(before, known)
                 if part == "document":
-                    self.moving_values = _values_written(tree)
+                    self.moving_values = _values_read([tree], ("doc_id", "extra"))
                 plain = _plain_pieces(tree)
                 if plain is not None:
                     self._plain[part] = plain
@@ -96,33 +99,36 @@ def _plain_pieces(tree: nodes.Template) -> list[tuple[str, bool]] | None:
     return pieces if len(set(names)) == len(names) else None
 
 
-def _values_written(tree: nodes.Template) -> list[str]:
-    """What a document's template reads beside the document, in order: `doc_id`, `extra.page`, or `extra` as a whole."""
-    called = {id(node.node) for node in tree.find_all(nodes.Call)}
-    columns: dict[int, str] = {}  # by the `extra` node that a column is taken from
-    for taken in tree.find_all(nodes.Getattr):
-        if id(taken) not in called:
-            columns[id(taken.node)] = taken.attr
-    for item in tree.find_all(nodes.Getitem):
-        if isinstance(item.arg, nodes.Const) and isinstance(item.arg.value, str):
-            columns[id(item.node)] = item.arg.value
+def _values_read(parts: Sequence[nodes.Node], known: Sequence[str]) -> list[str]:
+    """Which of the known values parts of a template read, in order: `doc_id`, `extra.page`, or `extra` as a whole."""
     found = []
-    for name in tree.find_all(nodes.Name):
-        if name.name == "doc_id":
-            found.append("doc_id")
-        elif name.name == "extra":
-            found.append(f"extra.{columns[id(name)]}" if id(name) in columns else "extra")
+    for part in parts:
+        inside = nodes.Output([part])  # find_all leaves out the node itself
+        called = {id(node.node) for node in inside.find_all(nodes.Call)}
+        columns: dict[int, str] = {}  # by the node that a column is taken from
+        for taken in inside.find_all(nodes.Getattr):
+            if id(taken) not in called:
+                columns[id(taken.node)] = taken.attr
+        for item in inside.find_all(nodes.Getitem):
+            if isinstance(item.arg, nodes.Const) and isinstance(item.arg.value, str):
+                columns[id(item.node)] = item.arg.value
+        for name in inside.find_all(nodes.Name):
+            if name.name in known:
+                column = columns.get(id(name)) if name.name == "extra" else None
+                found.append(name.name if column is None else f"extra.{column}")
     return list(dict.fromkeys(found))
 
 
-def _text_behind_values(tree: nodes.Template) -> str:
-    """The text that a template writes for every row, as far as it stands behind the first value."""
+def _text_behind_values(tree: nodes.Template) -> tuple[str, list[nodes.Node]]:
+    """The text that a template writes for every row behind its first value, and the values that stand before some."""
     pieces: list[str] = []
-    value_seen = False
+    values: list[nodes.Node] = []
+    before = 0
     for node in tree.body:
         for piece in node.nodes if isinstance(node, nodes.Output) else [node]:
-            if isinstance(piece, nodes.TemplateData):
-                pieces += [piece.data] if value_seen else []
-            else:
-                value_seen = True
-    return "".join(pieces)
+            if not isinstance(piece, nodes.TemplateData):
+                values.append(piece)
+            elif values:
+                pieces.append(piece.data)
+                before = len(values) if piece.data.strip() else before
+    return "".join(pieces), values[:before]

@@ -102,5 +102,17 @@ def test_instructions_behind_the_question_cost_a_copy_a_row(tokenizer):
     advice = " Answer with care, quote the text, and never guess."
     [cost], minimum = costs_of(tokenizer, PromptSettings(question="{{ question }}" + advice))
     _, least = costs_of(tokenizer, PromptSettings(system=PromptSettings().system + advice, question="{{ question }}"))
-    assert (cost.setting, cost.rows, cost.tokens) == ("prompt.question", 20, 19 * len(advice))
+    assert (cost.setting, cost.values, cost.rows) == ("prompt.question", ("question",), 20)
+    assert cost.tokens == 19 * len(advice)
     assert cost.tokens == minimum - least
+
+
+def test_the_value_that_stands_before_shared_text_is_named(tokenizer):
+    text = ": read it twice, answer with care, and never guess. "
+    for values, question in (
+        (("question_id",), "{{ question_id }}" + text + "{{ question }}\n"),
+        (("extra.row", "doc_id"), "{{ extra['row'] }} {{ doc_id | upper }}" + text + "{{ question }}"),
+        (("question_id", "question"), "{{ question_id }} {{ question }}" + text + "{{ extra }}"),
+    ):
+        [cost], _ = costs_of(tokenizer, PromptSettings(question=question))
+        assert (cost.setting, cost.values) == ("prompt.question", values)
