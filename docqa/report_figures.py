@@ -140,9 +140,15 @@ def _add_saved_seconds(found: dict[str, Any], statistics: dict[str, Any] | None)
 
 
 def _quotes(rows: Rows, run: RunRecord) -> dict[str, int] | None:
-    """How many quotes the answers have and how many of them stand in their documents; None if no schema marks any."""
+    """How many quotes the answers have, and how many of them stand in their documents; None if no schema marks any.
+
+    `empty` ones quote nothing: the answer says so that there is nothing to quote.
+    """
     found = rows(
-        "SELECT count(*) AS quotes, count_if(is_found = 'true') AS found FROM (SELECT "
+        "SELECT count(*) AS quotes, count_if(is_found = 'true') AS found, "
+        "count_if(trim(CASE WHEN pointer = '' THEN answer ->> '$' ELSE json_extract_string(answer, pointer) END, "
+        "chr(9) || chr(10) || chr(13) || ' ') = '') AS empty "
+        "FROM (SELECT answer, unnest(json_keys(quotes)) AS pointer, "
         "unnest(json_extract_string(quotes, '$.*.found')) AS is_found FROM answers WHERE run_id = ?)",
         run.run_id,
     )[0]

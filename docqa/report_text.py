@@ -40,6 +40,12 @@ def print_report(report: dict[str, Any], console: Console) -> None:
     _print_changes(report, console)
 
 
+def quotes_text(quotes: dict[str, int]) -> str:
+    """What became of them: `136 found in their documents, 20 empty`; the second only if not 0."""
+    empty = f", {quotes['empty']:,} empty" if quotes["empty"] else ""
+    return f"{quotes['found']:,} found in their documents{empty}"
+
+
 def _totals(report: dict[str, Any]) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(justify="left")
@@ -51,9 +57,7 @@ def _totals(report: dict[str, Any]) -> Table:
     if report["rows_removed"]:
         table.add_row("  removed", f"{report['rows_removed']:,}", "by docqa compact; what is listed below lacks them")
     if report["quotes"]:
-        table.add_row(
-            "quotes", f"{report['quotes']['quotes']:,}", f"{report['quotes']['found']:,} found in their documents"
-        )
+        table.add_row("quotes", f"{report['quotes']['quotes']:,}", quotes_text(report["quotes"]))
     if report["cut"]:
         cut = report["cut"]
         share = cut["used_document_tokens"] / cut["document_tokens"]

@@ -356,11 +356,16 @@ def quoted(tmp_path):
 
 
 def test_quotes_are_counted(docqa, quoted):
-    assert json.loads(docqa("report", quoted, "--json")[1])["quotes"] == {"quotes": 4, "found": 2}
+    assert json.loads(docqa("report", quoted, "--json")[1])["quotes"] == {"quotes": 4, "found": 2, "empty": 0}
     out = docqa("report", quoted)[1]
     assert re.search(r"quotes +4 +2 found in their documents", out)
     assert "1 file can't be read and was skipped: [b].parquet" in out
     assert docqa("report", quoted, "--check")[0] == 0
+    with duckdb.connect(str(quoted)) as connection:
+        empty = json.dumps({"quote": " \n", "parts": [{"a/b": ""}], "verdict": "true"})
+        connection.execute("UPDATE answers SET answer = ? WHERE question_id = 'q1'", [empty])
+    assert json.loads(docqa("report", quoted, "--json")[1])["quotes"] == {"quotes": 4, "found": 2, "empty": 2}
+    assert re.search(r"quotes +4 +2 found in their documents, 2 empty", docqa("report", quoted)[1])
     with duckdb.connect(str(quoted)) as connection:
         connection.execute("UPDATE answers SET quotes = NULL")
     assert json.loads(docqa("report", quoted, "--json")[1])["quotes"] is None
