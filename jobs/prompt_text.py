@@ -97,12 +97,16 @@ def _rename(description: dict[str, Any], names: dict[str, str]) -> None:
     for token in description["added_tokens"]:
         token["content"] = names.get(token["content"], token["content"])
     model = description["model"]
-    if isinstance(model["vocab"], dict):
-        model["vocab"] = {names.get(piece, piece): number for piece, number in model["vocab"].items()}
-    else:
-        model["vocab"] = [[names.get(piece, piece), score] for piece, score in model["vocab"]]
+    vocabulary = model["vocab"]
+    if isinstance(vocabulary, dict):  # ids by piece; hundreds of thousands, of which few are renamed
+        for piece in names.keys() & vocabulary.keys():
+            vocabulary[names[piece]] = vocabulary.pop(piece)
+    else:  # a piece and its score at each id
+        model["vocab"] = [[names.get(piece, piece), score] for piece, score in vocabulary]
     if model.get("merges"):
         pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
-        model["merges"] = [pair for pair in pairs if not {pair[0], pair[1], pair[0] + pair[1]} & names.keys()]
+        model["merges"] = [
+            pair for pair in pairs if not (pair[0] in names or pair[1] in names or pair[0] + pair[1] in names)
+        ]
     if isinstance(model.get("unk_token"), str):
         model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
