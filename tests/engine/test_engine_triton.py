@@ -17,7 +17,7 @@ from engine.triton.sampler import sample_on_device
 from engine.weights import random_weights
 from tests.engine.conftest import STOP_ID, TINY_CONFIG, random_prompts
 
-LLAMA = ModelConfig.from_dict(TINY_CONFIG)
+LLAMA = ModelConfig.from_dict({**TINY_CONFIG, "num_hidden_layers": 1})
 GEMMA = ModelConfig.from_dict(
     {
         **TINY_CONFIG,
@@ -94,18 +94,17 @@ def test_why_triton_cannot_be_chosen(monkeypatch):
 
 def test_decoding_over_padded_buffers_gives_the_same_answers(monkeypatch):
     """What a CUDA graph would replay, run without one: steps padded to a bucket, over memory of fixed size."""
-    config = ModelConfig.from_dict({**TINY_CONFIG, "num_hidden_layers": 1})
-    expected, _ = run(config, "reference")
+    expected, _ = run(LLAMA, "reference")
     padded_steps = []
 
     def padded_decode(engine, model, cache, attention, dtype):
-        padded = PaddedDecode(model.forward, config, cache, attention, dtype=torch.float32, most_rows=8, replay=False)
+        padded = PaddedDecode(model.forward, LLAMA, cache, attention, dtype=torch.float32, most_rows=8, replay=False)
         original = padded.forward
         padded.forward = lambda step, items: padded_steps.append(original(step, items)) or padded_steps[-1]
         return padded
 
     monkeypatch.setattr(Engine, "_padded_decode", padded_decode)
-    ours, _ = run(config, "triton")
+    ours, _ = run(LLAMA, "triton")
     assert ours == expected
     assert sum(hidden is not None for hidden in padded_steps) >= 2
     assert any(hidden is None for hidden in padded_steps), "prefill is not padded"

@@ -62,8 +62,12 @@ def plain_bpe(text):
     return ids
 
 
-def test_converted_tokenizer_splits_as_the_reference():
-    tokenizer = load_tokenizer(converted_smollm2()[0].folder)
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer(converted_smollm2()[0].folder)
+
+
+def test_converted_tokenizer_splits_as_the_reference(tokenizer):
     for text in TEXTS:
         ids = tokenizer.encode(text, add_special_tokens=False)
         assert ids == plain_bpe(text), text
@@ -71,13 +75,11 @@ def test_converted_tokenizer_splits_as_the_reference():
     assert tuple(tokenizer.encode(PROBE_TEXT, add_special_tokens=False)) == PROBE_IDS
 
 
-def test_digits_stand_alone():
-    tokenizer = load_tokenizer(converted_smollm2()[0].folder)
+def test_digits_stand_alone(tokenizer):
     assert tokenizer.tokenize("10 000 1st") == ["1", "0", "Ġ", "0", "0", "0", "Ġ", "1", "st"]
 
 
-def test_chat_template_and_control_tokens_survive():
-    tokenizer = load_tokenizer(converted_smollm2()[0].folder)
+def test_chat_template_and_control_tokens_survive(tokenizer):
     text = tokenizer.apply_chat_template(
         [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}],
         tokenize=False,
@@ -90,9 +92,8 @@ def test_chat_template_and_control_tokens_survive():
     assert tokenizer.encode("x") == tokenizer.encode("x", add_special_tokens=False), "no BOS is added"
 
 
-def test_stop_ids_of_smollm2():
-    folder = converted_smollm2()[0].folder
-    assert stop_token_ids(folder, load_tokenizer(folder)) == {2}
+def test_stop_ids_of_smollm2(tokenizer):
+    assert stop_token_ids(converted_smollm2()[0].folder, tokenizer) == {2}
 
 
 @pytest.mark.parametrize(

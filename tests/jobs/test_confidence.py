@@ -6,13 +6,14 @@ import math
 
 import duckdb
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.confidence import answer_confidence
 from jobs.job_file import load_job
 from jobs.run import StopRequest, run_job
 from tests.job_fixtures import sample_rows
+from tests.thorough import examples
 
 characters = st.characters(exclude_categories=["Cs"])
 values = st.recursive(
@@ -49,7 +50,7 @@ def is_number(value):
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@examples(60)
 def test_tokens_count_for_the_values_whose_characters_they_hold(data):
     answer = data.draw(st.dictionaries(st.text(characters, max_size=4), values, max_size=4))
     dump = {"ensure_ascii": data.draw(st.booleans())}
@@ -69,7 +70,7 @@ def test_tokens_count_for_the_values_whose_characters_they_hold(data):
 
 
 @given(st.data(), values.filter(lambda value: not isinstance(value, dict)))
-@settings(max_examples=60, deadline=None)
+@examples(40)
 def test_an_answer_that_is_no_object_has_one(data, value):
     text = " " + json.dumps(value)
     tokens, logs = split(data, text)

@@ -14,14 +14,15 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from jobs.errors import InputError
 from jobs.job_settings import InputSettings
 from jobs.source import read_input
+from tests.thorough import examples
 
-THOROUGH = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+SETTINGS = examples(30, suppress_health_check=list(HealthCheck))
 ZERO_WIDTH = "\u180e\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"
 
 texts = st.one_of(
@@ -231,7 +232,7 @@ def extra_names_of(made):
     return {name for _, file_columns, *_ in made for name in file_columns if name not in known}
 
 
-@THOROUGH
+@SETTINGS
 @given(files(("document", "question", "doc_id", "question_id")))
 def test_long_tables(made):
     with tempfile.TemporaryDirectory() as name:
@@ -244,7 +245,7 @@ def test_long_tables(made):
         check(folder, ".", None, rows)
 
 
-@THOROUGH
+@SETTINGS
 @given(files(("document", "doc_id")), st.data())
 def test_nested_tables(made, data):
     list_kinds = [pa.list_, pa.large_list, pa.list_view, pa.large_list_view, lambda item: pa.list_(item, 2)]
@@ -275,7 +276,7 @@ def test_nested_tables(made, data):
         check(folder, ".", None, rows)
 
 
-@THOROUGH
+@SETTINGS
 @given(st.data(), st.booleans())
 def test_two_tables(data, joined):
     ids = st.sampled_from([1, 2, 3, 4])
