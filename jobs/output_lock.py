@@ -71,6 +71,8 @@ class OutputLock:
     ):
         # Two names of one file must meet in one lock, so links are followed.
         self.database = Path(os.path.realpath(database_path))
+        if self.database.is_dir():
+            raise OutputError(f"{database_path} is a folder; name a file as output.database")
         self.path = self.database.with_name(self.database.name + ".lock")
         self.command = command
         self._wait_seconds = wait_seconds

@@ -172,7 +172,10 @@ class DatabaseFile:
         if self.path.is_dir():
             return OutputError(f"{self.path} is a folder; name a file as output.database")
         if "not a valid DuckDB database" in text:
-            return OutputError(f"{self.path} exists and is no DuckDB database; name another file as output.database")
+            return OutputError(
+                f"{self.path} exists and is no DuckDB database; correct the path, or name another file as "
+                "output.database"
+            )
         if "with version number" in text or "newer version" in text:
             return OutputError(
                 f"{self.path} was written by a DuckDB that this one ({duckdb.__version__}) can't read: "

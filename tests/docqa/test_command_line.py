@@ -156,8 +156,9 @@ def test_a_folder_is_no_database(docqa, make_job, tmp_path, monkeypatch):
         for command in ("status", "status --publish", "report", "eval", "compact", "export --to a.csv"):
             status, out, err = docqa(*command.split(), place)
             assert (status, out, "is a folder; name the database" in err) == (2, "", True), (command, err)
-    status, _, err = docqa("run", "--documents", "rows.parquet", "--schema", "verdict.json", "--output", ".")
-    assert (status, "is a folder; name a file as output.database" in err) == (2, True)
+    for place in (".", "/"):
+        status, _, err = docqa("run", "--documents", "rows.parquet", "--schema", "verdict.json", "--output", place)
+        assert (status, "is a folder; name a file as output.database" in err) == (2, True)
 
 
 def test_an_unknown_model_is_exit_2(docqa, make_job, tmp_path):
