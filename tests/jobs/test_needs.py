@@ -109,6 +109,7 @@ def test_case_23_a_row_runs_if_its_shortest_answer_still_fits(make_job):
 def test_case_29_a_local_model_needs_no_network(make_job, tmp_path):
     """In a network of its own that leads nowhere, with an empty home; and nothing tries to connect."""
     program = """
+__file__ = "program"  # without one, DuckDB thinks that a person looks on and draws a bar for what takes over 2 s
 import sys
 def hook(event, arguments):
     if event in ("socket.connect", "socket.getaddrinfo") and not isinstance(arguments[-1], str):

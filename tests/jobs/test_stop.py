@@ -265,6 +265,7 @@ def test_a_full_file_system(make_job, tmp_path):
         pytest.skip("there is no unshare here")
     make_job(sample_rows(8, 8))
     program = """
+__file__ = "program"  # without one, DuckDB thinks that a person looks on and draws a bar for what takes over 2 s
 import os, shutil, subprocess, sys
 from pathlib import Path
 small, source = Path(sys.argv[1]), Path(sys.argv[2])

@@ -17,6 +17,7 @@ from jobs.store import AnswerRecord, AnswerStore, OutputBusy, RunRecord
 ROOT = Path(__file__).resolve().parents[2]
 
 WRITER = """
+__file__ = "program"  # without one, DuckDB thinks that a person looks on and draws a bar for what takes over 2 s
 import os, resource, sys
 from jobs.errors import OutputError
 from jobs.store import AnswerRecord, AnswerStore, RunRecord
@@ -46,6 +47,7 @@ for number in range(200):
 """
 
 HOLDER = """
+__file__ = "program"
 import duckdb, sys, time
 with duckdb.connect(sys.argv[1], read_only=True) as connection:
     print(connection.execute("SELECT count(*) FROM answers").fetchone()[0], flush=True)
@@ -153,6 +155,7 @@ def test_other_processes_read_while_a_run_writes(path):
     thread.start()
     try:
         script = """
+__file__ = "program"
 import sys
 from jobs.store import AnswerStore
 store = AnswerStore(sys.argv[1], read_only=True)
