@@ -28,17 +28,19 @@ class ForkServer:
         )
 
     def start(
-        self, job, log, overrides=(), publish_rows=1, step_seconds=0.0, file_limit=None, limit_rows=0, wait_seconds=0.0
-    ):
+        self, job, log, overrides=(), publish_rows=1, step_seconds=0.0, file_limit=None, limit_rows=0,
+        wait_seconds=0.0, gate=None, gate_rows=0,
+    ):  # fmt: skip
         """Start a run of a job file; returns its process id.
 
-        `file_limit`: no file may grow beyond so many bytes, once `limit_rows` rows are done.
+        `file_limit`: no file may grow beyond so many bytes, once `limit_rows` rows are done. `gate`: no step is taken
+        before that file is there, once `gate_rows` rows are done.
         """
         log.write_text("")
         command = {
             "job": str(job), "log": str(log), "overrides": list(overrides), "publish_rows": publish_rows,
             "step_seconds": step_seconds, "file_limit": file_limit, "limit_rows": limit_rows,
-            "wait_seconds": wait_seconds,
+            "wait_seconds": wait_seconds, "gate": None if gate is None else str(gate), "gate_rows": gate_rows,
         }  # fmt: skip
         self._process.stdin.write(json.dumps(command) + "\n")
         self._process.stdin.flush()
@@ -57,7 +59,9 @@ class ForkServer:
         self._process.wait()
 
 
-def _child(job, log, overrides, publish_rows, step_seconds, file_limit, limit_rows, wait_seconds):
+def _child(
+    job, log, overrides, publish_rows, step_seconds, file_limit, limit_rows, wait_seconds, gate, gate_rows
+):  # fmt: skip
     import resource
 
     import torch
@@ -74,14 +78,15 @@ def _child(job, log, overrides, publish_rows, step_seconds, file_limit, limit_ro
     os.dup2(descriptor, 2)
     torch.set_num_threads(1)
     run_output.PUBLISH_ROWS, run_output.PUBLISH_SHARE = publish_rows, 1.0
-    if step_seconds:
-        step = Engine.step
+    step, rows_done = Engine.step, 0
 
-        def slow_step(engine):
-            time.sleep(step_seconds)
-            return step(engine)
+    def held_step(engine):
+        time.sleep(step_seconds)
+        while gate is not None and rows_done >= gate_rows and not os.path.exists(gate):
+            time.sleep(0.005)
+        return step(engine)
 
-        Engine.step = slow_step
+    Engine.step = held_step
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
     def limit(rows_done):
@@ -89,6 +94,8 @@ def _child(job, log, overrides, publish_rows, step_seconds, file_limit, limit_ro
             resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
 
     def progress(progress):
+        nonlocal rows_done
+        rows_done = progress.rows_done
         print("done", progress.rows_done, flush=True)
         limit(progress.rows_done)
 

@@ -122,7 +122,7 @@ def test_a_run_that_always_dies_gets_on(server, make_job, tmp_path):
     database, log = tmp_path / "answers.duckdb", tmp_path / "log"
     run_to_end(server, path, log, overrides=["output.database=whole.duckdb"])
     for wanted in (3, 6, 9):
-        pid = server.start(path, log, step_seconds=0.05, publish_rows=1000)
+        pid = server.start(path, log, publish_rows=1000, gate=tmp_path / "gate", gate_rows=3)
         wait_for_rows(log, 3)
         os.kill(pid, signal.SIGKILL)
         server.wait(pid)
@@ -140,24 +140,30 @@ def whole_lines(log):
     return log.read_text().rpartition("\n")[0].splitlines() if log.exists() else []
 
 
-def wait_for_rows(log, rows):
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        lines = whole_lines(log)
-        if any(line.startswith("done ") and int(line.split()[1]) >= rows for line in lines):
-            return
-        assert not any(line.startswith(("ended", "error")) for line in lines), lines
+def wait_until(condition):
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to pass"
         time.sleep(0.005)
-    raise AssertionError("the run made no progress")
+
+
+def wait_for_rows(log, rows):
+    def is_far_enough():
+        lines = whole_lines(log)
+        assert not any(line.startswith(("ended", "error")) for line in lines), lines
+        return any(line.startswith("done ") and int(line.split()[1]) >= rows for line in lines)
+
+    wait_until(is_far_enough)
 
 
 def test_a_signal_ends_a_run_cleanly(server, make_job, tmp_path):
     """Case 68, in a process of its own; test_stop has all stages."""
     path = make_job(sample_rows(), engine={"step_tokens": 64})
     database, log = tmp_path / "answers.duckdb", tmp_path / "log"
-    pid = server.start(path, log, step_seconds=0.05)
+    pid = server.start(path, log, gate=tmp_path / "gate", gate_rows=2)
     wait_for_rows(log, 2)
     os.kill(pid, signal.SIGTERM)
+    (tmp_path / "gate").touch()
     assert server.wait(pid) == 143
     assert query(database, "SELECT status FROM runs") == [("interrupted",)]
     assert not journal_path(database).exists()
@@ -170,7 +176,7 @@ def test_two_runs_at_once_and_a_third_after_a_kill(server, make_job, tmp_path):
     """Case 69: the second is refused and told who holds the output; a dead holder's lock blocks nobody."""
     path = make_job(sample_rows(), engine={"step_tokens": 64})
     database, first_log, log = tmp_path / "answers.duckdb", tmp_path / "first", tmp_path / "second"
-    first = server.start(path, first_log, step_seconds=0.1)
+    first = server.start(path, first_log, gate=tmp_path / "gate", gate_rows=1)
     wait_for_rows(first_log, 1)
     assert server.wait(server.start(path, log)) == 4
     said = log.read_text()
@@ -187,9 +193,11 @@ def test_two_runs_at_once_and_a_third_after_a_kill(server, make_job, tmp_path):
 def test_a_second_run_waits_and_finds_everything_answered(server, make_job, tmp_path):
     path = make_job(sample_rows(), engine={"step_tokens": 64})
     database, log = tmp_path / "answers.duckdb", tmp_path / "second"
-    first = server.start(path, tmp_path / "first", step_seconds=0.05)
+    first = server.start(path, tmp_path / "first", gate=tmp_path / "gate", gate_rows=1)
     wait_for_rows(tmp_path / "first", 1)
     second = server.start(path, log, wait_seconds=60)
+    wait_until(lambda: "waiting for another run" in log.read_text())
+    (tmp_path / "gate").touch()
     assert server.wait(first) == 0
     assert server.wait(second) == 0
     assert f"waiting for another run on {database}: process {first}" in log.read_text()
@@ -202,7 +210,10 @@ def test_three_runs_over_a_stale_lock_of_a_reused_pid(server, make_job, tmp_path
     database = tmp_path / "answers.duckdb"
     holder = {"pid": os.getpid(), "started_at": "2001-01-01T00:00:00+00:00", "host": "old", "command": "docqa run"}
     database.with_name("answers.duckdb.lock").write_text(json.dumps(holder))
-    started = [server.start(path, tmp_path / f"log{number}", step_seconds=0.03) for number in range(3)]
+    logs = [tmp_path / f"log{number}" for number in range(3)]
+    started = [server.start(path, log, gate=tmp_path / "gate") for log in logs]
+    wait_until(lambda: sum("another run holds" in log.read_text() for log in logs) == 2)
+    (tmp_path / "gate").touch()
     assert sorted(server.wait(pid) for pid in started) == [0, 4, 4]
     assert query(database, "SELECT count(*), count(DISTINCT (doc_id, question_id)) FROM answers") == [(ROWS, ROWS)]
 
@@ -249,7 +260,11 @@ def test_no_process_outlives_a_killed_run(make_job):
     child = psutil.Process(int(process.stdout.readline()))
     process.kill()
     process.communicate()
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline and child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
-        time.sleep(0.02)
-    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+    def has_ended():
+        try:
+            return child.status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    wait_until(has_ended)
