@@ -23,6 +23,8 @@ from pathlib import Path
 
 import duckdb
 
+from jobs.durable import sync_folder
+
 _MAGIC = b"docqa undo 1\n"
 _HEADERS_BYTES = 3 * 4096
 """DuckDB's file begins with its main header and two headers that take turns; blocks follow."""
@@ -80,7 +82,7 @@ class CheckpointGuard:
             file.writelines([*parts, digest.digest()])
             file.flush()
             os.fsync(file.fileno())
-        sync(self._path.parent)
+        sync_folder(self._path.parent)
 
 
 def mend(database: Path) -> int:
@@ -157,12 +159,3 @@ def is_whole(block: bytes) -> bool:
 
 def _offset(block_id: int, block_bytes: int) -> int:
     return _HEADERS_BYTES + block_id * block_bytes
-
-
-def sync(path: Path) -> None:
-    """Let what a file, or a folder's list of files, holds reach the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from jobs.durable import sync_folder
 from jobs.errors import OutputError
 from jobs.journal_records import (
     JournalRecord,
@@ -219,7 +220,7 @@ class Journal:
     def _begin(self) -> None:
         if self._size == 0:
             self._write(HEADER)
-            _sync_folder(self.path.parent)
+            sync_folder(self.path.parent)
         else:
             self._cut()
         self.sync()
@@ -255,20 +256,6 @@ def damaged(path: Path, place: int) -> JournalError:
         f"{path}: the record at byte {place} is damaged, though the disk once had it whole; what stands before it is "
         "published; check the disk, move this file away and run again, so that the rows behind it are answered anew"
     )
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a new file's name durable, where the file system can."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        pass
-    finally:
-        os.close(descriptor)
 
 
 __all__ = ["Journal", "JournalContents", "JournalError", "RunEnding", "SchemaViews", "journal_path", "read_journal"]

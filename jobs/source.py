@@ -89,8 +89,7 @@ class _Reader:
         self._raise_bad()
         if self.error is not None:
             raise self.error
-        merged = unasked = 0
-        hidden: list[str] = []
+        merged = 0
         if layout == TWO_TABLES:
             documents = contents["documents"].documents
             by_id, merged = merge_documents(contents["documents"].parts)

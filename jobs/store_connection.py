@@ -9,12 +9,13 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import duckdb
 
-from jobs.checkpoint_guard import CheckpointGuard, mend, sync, undo_path
+from jobs.checkpoint_guard import CheckpointGuard, mend, undo_path
+from jobs.durable import sync_file, sync_folder
 from jobs.errors import OutputError
 
 logger = logging.getLogger(__name__)
@@ -79,31 +80,27 @@ class DatabaseFile:
         Every fault of DuckDB in it comes out as an OutputError that says what we were `doing`. Who opens it for
         writing holds the output's lock.
         """
-        with self._thread_lock:
+        with self._thread_lock, ExitStack() as after:
             connection = self._open(read_only, doing)
-            guard = None if read_only else CheckpointGuard(self.path)
+            guard = None if read_only else after.enter_context(closing(CheckpointGuard(self.path)))
             try:
-                try:
-                    yield connection
-                except BaseException as error:
-                    # What went wrong first is what the user must know; a broken file often can't even be closed.
-                    with suppress(duckdb.Error):
-                        connection.close()
-                    if isinstance(error, duckdb.Error):
-                        raise self.fault(doing, error) from error
-                    raise
-                try:
-                    if guard is not None and self._log_path.exists():
-                        guard.checkpoint(connection)
+                yield connection
+            except BaseException as error:
+                # What went wrong first is what the user must know; a broken file often can't even be closed.
+                with suppress(duckdb.Error):
                     connection.close()
-                except (duckdb.Error, OSError) as error:
-                    with suppress(duckdb.Error):
-                        connection.close()
-                    # What was committed is in the write-ahead log and safe.
-                    raise self.fault(f"closing after {doing}", error) from error
-            finally:
-                if guard is not None:
-                    guard.close()
+                if isinstance(error, duckdb.Error):
+                    raise self.fault(doing, error) from error
+                raise
+            try:
+                if guard is not None and self._log_path.exists():
+                    guard.checkpoint(connection)
+                connection.close()
+            except (duckdb.Error, OSError) as error:
+                with suppress(duckdb.Error):
+                    connection.close()
+                # What was committed is in the write-ahead log and safe.
+                raise self.fault(f"closing after {doing}", error) from error
 
     def remove(self) -> None:
         """Delete the file and its write-ahead log, if they are there."""
@@ -112,9 +109,9 @@ class DatabaseFile:
 
     def take_place(self, of: Path) -> None:
         """Give this file, which is closed, another's name in one step, durably."""
-        sync(self.path)
+        sync_file(self.path)
         os.replace(self.path, of)
-        sync(of.parent)
+        sync_folder(of.parent)
 
     def fault(self, doing: str, error: BaseException) -> OutputError:
         """An OutputError with the path, the cause and how much room the disk has."""

@@ -192,11 +192,11 @@ def test_a_disk_without_room_for_the_kept_blocks_loses_nothing(tmp_path, monkeyp
     store = AnswerStore(path)
     store.begin_run(RunRecord(run_id="r1", rows_total=60))
 
-    def full(path):
+    def full(descriptor):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_guard, "sync", full)
+        patch.setattr(checkpoint_guard.os, "fsync", full)
         with pytest.raises(OutputError, match=r"closing after writing answers failed: .*No space left"):
             store.write_answers(answers(1))
     assert path.with_name("answers.duckdb.wal").exists()
